@@ -58,7 +58,9 @@ class ExchangeTask final : public Work::Task {
   Finish finish_;
 };
 
-class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_from_this<GlooProcessGroup> {
+class GlooProcessGroup final : public ProcessGroup,
+                               public HasStore,
+                               public std::enable_shared_from_this<GlooProcessGroup> {
  public:
   /// `look`: connect_gloo's.
   GlooProcessGroup(const GlooGroupOptions& options, const std::function<void()>& look)
@@ -78,6 +80,7 @@ class GlooProcessGroup final : public ProcessGroup, public std::enable_shared_fr
   }
 
   c10::DeviceType device_type() const override { return c10::kCPU; }
+  std::shared_ptr<GroupStore> store() const override { return options_.store; }
   bool takes_narrow_sums() const override { return true; }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {

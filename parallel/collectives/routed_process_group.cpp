@@ -4,12 +4,13 @@
 #include <c10/util/Exception.h>
 
 #include "parallel/collectives/gloo_process_group.h"
+#include "parallel/collectives/group_store.h"
 
 namespace megashard {
 
 namespace {
 
-class RoutedProcessGroup final : public ProcessGroup {
+class RoutedProcessGroup final : public ProcessGroup, public HasStore {
  public:
   RoutedProcessGroup(ProcessGroupPtr on_cpu, ProcessGroupPtr on_accelerator)
       : ProcessGroup(on_cpu->rank(), on_cpu->ranks(), on_cpu->name(), on_cpu->timeout()),
@@ -18,6 +19,10 @@ class RoutedProcessGroup final : public ProcessGroup {
 
   c10::DeviceType device_type() const override { return on_accelerator_->device_type(); }
   c10::Device device() const override { return on_accelerator_->device(); }
+  std::shared_ptr<GroupStore> store() const override {
+    const auto* member = dynamic_cast<const HasStore*>(on_cpu_.get());
+    return member == nullptr ? nullptr : member->store();
+  }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
     return group_of(output).all_gather_into(output, input);

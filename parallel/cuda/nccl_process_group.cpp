@@ -1,22 +1,25 @@
 #include <ATen/core/Tensor.h>
-#include <ATen/cuda/MemPool.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <stdexcept>
 #include <thread>
 
 #include "parallel/collectives/gloo_process_group.h"
 #include "parallel/collectives/group_store.h"
+#include "parallel/collectives/start_wait.h"
+#include "parallel/collectives/store_meeting.h"
 #include "parallel/collectives/wait_error.h"
 #include "parallel/cuda/kernels.h"
+#include "parallel/cuda/window_memory.h"
 #include "parallel/device/cuda_module.h"
+#include "parallel/device/kept_buffers.h"
 
 namespace megashard {
 
@@ -45,10 +48,17 @@ bool connects_alone() {
 
 enum class Connects { kAtOnce, kAtFirstUse };
 
+/// How long the end of a group waits for what is under way, and for other ranks: they may be gone.
+constexpr std::chrono::seconds kEndsWithin{10};
+
+// What errors say that ranks were about to do.
+constexpr const char* kConnecting = "connecting NCCL";
+constexpr const char* kSharing = "sharing memory between GPUs (communication_memory: symmetric)";
+
 /// NCCL on the stream that is current at the call (asyncOp = false): what follows on that stream
 /// comes after, so no handle is needed. NCCL chooses the order of addition. Its watchdog enforces
 /// the deadline: it reports the collective and ends the process.
-class NcclProcessGroup final : public ProcessGroup {
+class NcclProcessGroup final : public ProcessGroup, public HasStore {
  public:
   /// `parent`: its communicator is split, which its members do together; null: by the store.
   explicit NcclProcessGroup(const NcclGroupOptions& options, Connects connects,
@@ -67,20 +77,22 @@ class NcclProcessGroup final : public ProcessGroup {
     const c10::cuda::CUDAGuard guard(device());
     nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(options_.store->store, rank(), size(), std::move(nccl));
     nccl_->setBoundDeviceId(device());
-    if (connects == Connects::kAtOnce) nccl_->eagerConnectSingleDevice(device());
+    if (connects == Connects::kAtOnce) connect();
   }
 
-  /// Waits for what is under way, unless this rank has failed: others may not come any more.
+  /// Closes when what is under way is through; aborts where this rank has failed, or others do not come any more.
   ~NcclProcessGroup() override {
     if (nccl_ == nullptr) return;
-    try {
-      const c10::cuda::CUDAGuard guard(device());
-      failed_ || std::uncaught_exceptions() > 0 ? nccl_->abort() : nccl_->shutdown();
-    } catch (const std::exception&) {  // the ranks go their ways in any case
-    }
+    const bool has_failed = failed_ || std::uncaught_exceptions() > 0 || nccl_->getError() != c10d::ErrorType::SUCCESS;
+    const auto close = [pools = pools_](c10d::ProcessGroupNCCL& nccl) {
+      for (const auto& pool : pools) nccl.deregisterMemPool(pool.get());
+      nccl.shutdown();
+    };
+    if (has_failed || !ends(close)) ends([](c10d::ProcessGroupNCCL& nccl) { nccl.abort(); });
   }
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
+  std::shared_ptr<GroupStore> store() const override { return options_.store; }
   c10::Device device() const override { return {c10::kCUDA, static_cast<c10::DeviceIndex>(options_.device)}; }
 
   at::Tensor allocate(int64_t numel, c10::ScalarType dtype, c10::Device device, GroupMemory memory) override {
@@ -88,8 +100,8 @@ class NcclProcessGroup final : public ProcessGroup {
       return ProcessGroup::allocate(numel, dtype, device, memory);
     const auto options = at::TensorOptions().dtype(dtype).device(device);
     if (memory == GroupMemory::kRegistered) return nccl_->allocateTensor(numel, options);
-    const FromPool scope(symmetric_pool(device), device.index());
-    return at::empty({numel}, options);
+    return windows_.take(numel, dtype, c10::cuda::getCurrentCUDAStream(device.index()),
+                         [&](int64_t bytes) { return new_window(bytes); });
   }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
@@ -185,10 +197,63 @@ class NcclProcessGroup final : public ProcessGroup {
     return options;
   }
 
+  /// Of NCCL, which knows no deadline while it starts: all ranks meet first, then it has a thread of its own.
+  void connect() {
+    agree("start", kConnecting, "NCCL");
+    within_deadline(kConnecting,
+                    [device = device()](c10d::ProcessGroupNCCL& nccl) { nccl.eagerConnectSingleDevice(device); });
+    connected_ = true;
+  }
+
+  void agree(const std::string& place, const char* occasion, const std::string& word) {
+    try {
+      StoreMeeting(options_.store->store, *this, place, occasion).agree(word);
+    } catch (const std::exception&) {
+      failed_ = true;
+      throw;
+    }
+  }
+
   template <typename Call>
-  Work run(const char* operation, Call call) {
+  void within_deadline(const char* operation, Call call) {
     const auto started = std::chrono::steady_clock::now();
     try {
+      if (is_through(StartDeadline(timeout()), std::move(call))) return;
+      throw std::runtime_error("NCCL gives no answer, though all ranks came; NCCL_DEBUG=INFO tells where it waits");
+    } catch (const std::exception& error) {
+      failed_ = true;
+      throw_wait_error(operation, *this, -1, std::chrono::steady_clock::now() - started, error);
+    }
+  }
+
+  /// Of a call that must not hold up an end, whatever comes of it.
+  template <typename Call>
+  bool ends(Call call) const {
+    try {
+      return is_through(StartDeadline(std::min<std::chrono::milliseconds>(timeout(), kEndsWithin)), call);
+    } catch (const std::exception&) {  // the ranks go their ways in any case
+      return false;
+    }
+  }
+
+  template <typename Call>
+  bool is_through(const StartDeadline& deadline, Call call) const {
+    return before<bool>(deadline,
+                        [nccl = nccl_, device = device(), call] {
+                          const c10::cuda::CUDAGuard guard(device);
+                          call(*nccl);
+                          return true;
+                        })
+        .has_value();
+  }
+
+  template <typename Call>
+  Work run(const char* operation, Call call) {
+    if (!connected_) connect();
+    const auto started = std::chrono::steady_clock::now();
+    try {
+      if (nccl_->getError() != c10d::ErrorType::SUCCESS)
+        throw std::runtime_error("NCCL has failed in an earlier collective; its own message says which");
       call();
     } catch (const std::exception& error) {
       failed_ = true;
@@ -197,32 +262,25 @@ class NcclProcessGroup final : public ProcessGroup {
     return Work();
   }
 
-  /// While it lives, what this thread allocates on the device comes from the pool.
-  class FromPool {
-   public:
-    FromPool(at::cuda::MemPool& pool, c10::DeviceIndex device) : pool_(pool), device_(device) {
-      c10::cuda::CUDACachingAllocator::beginAllocateToPool(
-          device_, pool_.id(),
-          [thread = std::this_thread::get_id()](cudaStream_t) { return std::this_thread::get_id() == thread; });
+  /// A window of the communicator, which all ranks make together. NCCL knows of the memory only when every rank has it,
+  /// so none waits inside the allocator for one that has none.
+  at::Tensor new_window(int64_t bytes) {
+    if (!connected_) connect();
+    const c10::cuda::CUDAGuard guard(device());
+    WindowMemory memory;
+    std::exception_ptr lacks;
+    try {
+      memory = allocate_window(*nccl_, bytes, device());
+    } catch (const c10::Error&) {
+      lacks = std::current_exception();
     }
-    ~FromPool() { c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_.id()); }
-    FromPool(const FromPool&) = delete;
-    FromPool& operator=(const FromPool&) = delete;
-
-   private:
-    at::cuda::MemPool& pool_;
-    c10::DeviceIndex device_;
-  };
-
-  /// Of ncclMemAlloc's memory; every segment that it grows by becomes a window of the communicator.
-  at::cuda::MemPool& symmetric_pool(c10::Device device) {
-    if (symmetric_pool_ == nullptr) {
-      const c10::cuda::CUDAGuard guard(device);
-      symmetric_pool_ = std::make_unique<at::cuda::MemPool>(
-          std::dynamic_pointer_cast<c10::cuda::CUDACachingAllocator::CUDAAllocator>(nccl_->getMemAllocator()));
-      nccl_->registerMemPool(symmetric_pool_.get(), /*symm=*/true);
-    }
-    return *symmetric_pool_;
+    agree(c10::str("window/", pools_.size()), kSharing, c10::str(lacks ? "no memory for " : "", bytes, " bytes"));
+    if (lacks) std::rethrow_exception(lacks);
+    within_deadline(kSharing, [pool = memory.pool.get()](c10d::ProcessGroupNCCL& nccl) {
+      nccl.registerMemPool(pool, /*symm=*/true);
+    });
+    pools_.push_back(std::move(memory.pool));
+    return memory.bytes;
   }
 
   static Work copy(const at::Tensor& output, const at::Tensor& input) {
@@ -231,9 +289,10 @@ class NcclProcessGroup final : public ProcessGroup {
   }
 
   NcclGroupOptions options_;
-  bool failed_ = false;
-  std::unique_ptr<at::cuda::MemPool> symmetric_pool_;  // null: nobody asked
-  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;    // null in a group of one, mostly
+  bool connected_ = false, failed_ = false;
+  std::vector<std::shared_ptr<at::cuda::MemPool>> pools_;  // of one window each
+  KeptBuffers windows_;
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;  // null in a group of one, mostly
 };
 
 int device_count() { return c10::cuda::device_count(); }

@@ -45,7 +45,7 @@ struct Called {
   }
 };
 
-class SimProcessGroup final : public ProcessGroup {
+class SimProcessGroup final : public ProcessGroup, public HasStore {
  public:
   SimProcessGroup(const NcclGroupOptions& options, GroupStorePtr world_store, ProcessGroupPtr gloo)
       : ProcessGroup(options.rank, options.ranks, options.name, options.timeout),
@@ -54,6 +54,7 @@ class SimProcessGroup final : public ProcessGroup {
         gloo_(std::move(gloo)) {}
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
+  std::shared_ptr<GroupStore> store() const override { return options_.store; }
   c10::Device device() const override { return {c10::kCUDA, static_cast<c10::DeviceIndex>(options_.device)}; }
 
   Work all_gather_into(at::Tensor output, at::Tensor input) override {
