@@ -118,6 +118,10 @@ WeightLayout megatron_layout(const DecoderConfig& config, int64_t vocab_divisor)
   TORCH_CHECK(vocab_divisor > 0, "--make-vocab-size-divisible-by must be positive, got ", vocab_divisor);
   TORCH_CHECK(config.gated_mlp && config.norm == NormKind::kRmsNorm && config.positions == PositionKind::kRotary,
               "--megatron-layout knows networks with RMSNorm, rotary positions and a gated MLP");
+  using Kind = RotaryConfig::Kind;
+  const auto kind = config.rotary.kind;
+  TORCH_CHECK(kind == Kind::kDefault || kind == Kind::kLinear || kind == Kind::kLlama3,
+              "--megatron-layout knows positions of rope_type default, linear and llama3: convert without it");
   TORCH_CHECK(config.sliding_layers.empty() || config.sliding_window >= config.max_positions,
               "--megatron-layout knows no sliding windows (sliding_window ", config.sliding_window,
               " in config.json): convert without it");

@@ -15,21 +15,30 @@ enum class NormKind { kRmsNorm, kLayerNorm };
 enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kSquaredRelu };
 enum class PositionKind { kRotary, kLearned, kNone };
 
-/// Rotary frequencies (transformers' ROPE_INIT_FUNCTIONS default, linear and llama3).
+/// Rotary frequencies, as transformers' ROPE_INIT_FUNCTIONS of these names compute them.
 struct RotaryConfig {
-  enum class Kind { kDefault, kLinear, kLlama3 };
+  enum class Kind { kDefault, kLinear, kLlama3, kYarn, kDynamic, kLongrope };
   Kind kind = Kind::kDefault;
   double theta = 10000;
   double fraction = 1.0;  ///< of head_dim that turns
   double factor = 1.0;
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
-  double original_max_positions = 8192;
+  double original_max_positions = 8192;  ///< kDynamic: max_position_embeddings
   /// M-RoPE: how many channel pairs turn by each of three position ids (time, height, width), one
   /// section behind the other or, interleaved, in turns (T H W T H W ... T T). Empty: one id.
   std::vector<int64_t> mrope_section{};
   bool mrope_interleaved = false;
-  bool interleaved = false;  ///< neighbouring channels turn together, not those of the two halves
+  bool interleaved = false;              ///< neighbouring channels turn together, not those of the two halves
+  double magnitude = 1.0;                ///< on cosines and sines (kYarn, kLongrope: attention_factor)
+  double beta_fast = 32, beta_slow = 1;  ///< kYarn: turns in the original positions between which it blends
+  bool truncate = true;                  ///< kYarn: that range ends on whole channels
+  /// kLongrope, of each pair: divisors of the frequencies up to the original positions, and beyond.
+  std::vector<double> short_factor{}, long_factor{};
+
+  /// Whether a longer sequence turns all of its positions by other frequencies.
+  bool depends_on_length() const { return kind == Kind::kDynamic || kind == Kind::kLongrope; }
+  bool operator==(const RotaryConfig&) const = default;
 };
 
 /// Class names that the modules of a family answer, for wrap policies.
@@ -73,7 +82,7 @@ struct DecoderConfig {
   bool gated_mlp = true;
   int64_t mlp_tiles = 1;  ///< pieces of a sequence that an MLP computes one by one
   PositionKind positions = PositionKind::kRotary;
-  RotaryConfig rotary;
+  RotaryConfig rotary{};
   /// Keys that a query sees in these layers, its own and those just before it; 0: all before it.
   int64_t sliding_window = 0;
   std::vector<int64_t> sliding_layers{};

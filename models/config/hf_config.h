@@ -13,8 +13,8 @@
 
 namespace megashard {
 
-/// config.json with messages for what it lacks. A field that is null counts as absent, as in
-/// transformers.
+/// config.json with messages for what it lacks. A field that is null counts as absent where
+/// transformers' classes allow null, and is an error elsewhere, as there.
 class HfConfig {
  public:
   enum class Purpose {
@@ -36,11 +36,17 @@ class HfConfig {
     const auto* value = find(key);
     return value == nullptr || !value->is_object() ? std::nullopt : std::optional(HfConfig(*value, path_, purpose_));
   }
-  /// Whether the field says null; get() takes that for absent.
+  /// Whether the field says null.
   bool is_null(const char* key) const { return json_.contains(key) && json_.at(key).is_null(); }
 
   template <class T>
   T get(const char* key, T fallback) const {
+    TORCH_CHECK(!is_null(key), path(), ": ", key, " is null: write its value, or take it out");
+    return get_or_null(key, fallback);
+  }
+  /// null: as if it were absent.
+  template <class T>
+  T get_or_null(const char* key, T fallback) const {
     return get(json_, key, fallback);
   }
   template <class T>

@@ -7,18 +7,10 @@
 #include <map>
 #include <numeric>
 
+#include "models/config/read_rotary.h"
+
 namespace megashard {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-std::vector<int64_t> read_sections(const HfConfig& config, const Json& section) {
-  const bool fits = section.is_array() && section.size() == 3 &&
-                    std::all_of(section.begin(), section.end(),
-                                [](const Json& each) { return each.is_number_integer() && each.get<int64_t>() >= 0; });
-  TORCH_CHECK(fits, config.path(), ": mrope_section must be three counts of channel pairs, got ", section.dump());
-  return section.get<std::vector<int64_t>>();
-}
 
 void check_sections(const HfConfig& config, const DecoderConfig& network) {
   const auto& rotary = network.rotary;
@@ -26,6 +18,26 @@ void check_sections(const HfConfig& config, const DecoderConfig& network) {
   const auto sum = std::accumulate(rotary.mrope_section.begin(), rotary.mrope_section.end(), int64_t{0});
   TORCH_CHECK(2 * sum == network.head_dim, config.path(), ": mrope_section ", c10::IntArrayRef(rotary.mrope_section),
               " must add up to half of the head dimension ", network.head_dim);
+}
+
+/// As torch's Embedding takes it: -1 is the last row.
+std::optional<int64_t> read_padding(const HfConfig& config, int64_t vocab_size) {
+  if (config.find("pad_token_id") == nullptr) return std::nullopt;
+  const auto pad = config.need<int64_t>("pad_token_id");
+  const bool fits = -vocab_size <= pad && pad < vocab_size;
+  config.require_computed(fits, "pad_token_id ", pad, " is no token of the vocabulary, of ", vocab_size,
+                          "; write null where no token is padding");
+  if (!fits) return std::nullopt;
+  return pad < 0 ? pad + vocab_size : pad;
+}
+
+/// By the name of published files, or by that of transformers 5.
+int64_t read_num_experts(const HfConfig& config) {
+  const auto local = config.get<int64_t>("num_local_experts", 128);
+  const auto experts = config.get("num_experts", local);
+  TORCH_CHECK(experts == local || config.find("num_local_experts") == nullptr, config.path(), ": num_experts says ",
+              experts, " and num_local_experts says ", local, ": keep the one that is right");
+  return experts;
 }
 
 }  // namespace
@@ -46,7 +58,9 @@ Activation read_activation(const HfConfig& config, const char* key, const std::s
   static const std::map<std::string, Activation> known = {{"silu", Activation::kSilu},
                                                           {"swish", Activation::kSilu},
                                                           {"gelu", Activation::kGelu},
+                                                          {"gelu_python", Activation::kGelu},
                                                           {"gelu_new", Activation::kGeluTanh},
+                                                          {"gelu_fast", Activation::kGeluTanh},
                                                           {"gelu_pytorch_tanh", Activation::kGeluTanh},
                                                           {"relu", Activation::kRelu},
                                                           {"relu2", Activation::kSquaredRelu}};
@@ -57,39 +71,6 @@ Activation read_activation(const HfConfig& config, const char* key, const std::s
   return found == known.end() ? Activation::kSilu : found->second;
 }
 
-RotaryConfig read_rotary(const HfConfig& config, const Json* parameters, RotaryConfig rotary, int64_t max_positions) {
-  rotary.original_max_positions = static_cast<double>(max_positions);
-  if (parameters == nullptr) return rotary;
-  TORCH_CHECK(parameters->is_object(), config.path(), ": rope parameters must be an object, got ", parameters->dump());
-  rotary.theta = config.get(*parameters, "rope_theta", rotary.theta);
-  rotary.fraction = config.get(*parameters, "partial_rotary_factor", config.get("partial_rotary_factor", 1.0));
-  const auto type =
-      config.get<std::string>(*parameters, "rope_type", config.get<std::string>(*parameters, "type", "default"));
-  const bool has_axes = !rotary.mrope_section.empty();
-  const auto* section = HfConfig::find(*parameters, "mrope_section");
-  if (has_axes && section != nullptr) rotary.mrope_section = read_sections(config, *section);
-  if (type == "default" || (type == "mrope" && has_axes) || !config.describes_computation()) return rotary;
-  TORCH_CHECK(type == "linear" || type == "llama3", config.path(), ": rope_type ", type,
-              " is not supported; known are default, linear and llama3");
-  rotary.factor = config.need<double>(*parameters, "factor");
-  rotary.kind = RotaryConfig::Kind::kLinear;
-  if (type == "linear") return rotary;
-  rotary.kind = RotaryConfig::Kind::kLlama3;
-  rotary.low_freq_factor = config.need<double>(*parameters, "low_freq_factor");
-  rotary.high_freq_factor = config.need<double>(*parameters, "high_freq_factor");
-  rotary.original_max_positions =
-      config.get(*parameters, "original_max_position_embeddings", rotary.original_max_positions);
-  return rotary;
-}
-
-RotaryConfig read_rotary(const HfConfig& config, const RotaryConfig& defaults, int64_t max_positions) {
-  auto rotary = defaults;
-  rotary.theta = config.get("rope_theta", defaults.theta);
-  const auto* parameters = config.find("rope_parameters");
-  if (parameters == nullptr) parameters = config.find("rope_scaling");
-  return read_rotary(config, parameters, rotary, max_positions);
-}
-
 int64_t read_sliding_window(const HfConfig& config, int64_t fallback) {
   if (config.is_null("sliding_window")) return 0;
   const auto window = config.get("sliding_window", fallback);
@@ -97,9 +78,10 @@ int64_t read_sliding_window(const HfConfig& config, int64_t fallback) {
   return window;
 }
 
-std::vector<int64_t> read_sliding_layers(const HfConfig& config, int64_t num_layers,
+std::vector<int64_t> read_sliding_layers(const HfConfig& config, const DecoderConfig& network,
                                          const std::function<bool(int64_t layer)>& slides) {
-  const auto types = config.get("layer_types", std::vector<std::string>{});
+  const int64_t num_layers = network.num_layers;
+  const auto types = config.get_or_null("layer_types", std::vector<std::string>{});
   config.require_computed(types.empty() || static_cast<int64_t>(types.size()) == num_layers, "layer_types has ",
                           types.size(), " entries for num_hidden_layers ", num_layers);
   for (const auto& type : types) {
@@ -111,30 +93,34 @@ std::vector<int64_t> read_sliding_layers(const HfConfig& config, int64_t num_lay
     const auto index = static_cast<size_t>(layer);
     if (index < types.size() ? types[index] == "sliding_attention" : slides(layer)) layers.push_back(layer);
   }
+  config.require_computed(layers.empty() || network.sliding_window > 0,
+                          "layers slide (layer_types says so, or the "
+                          "family), and there is no window: write sliding_window, with use_sliding_window true where "
+                          "the family has that, or full_attention into layer_types");
   return layers;
 }
 
 void read_window_of_all_layers(const HfConfig& config, DecoderConfig& network) {
   network.sliding_window = read_sliding_window(config, 4096);
-  network.sliding_layers.resize(static_cast<size_t>(network.num_layers));
-  std::iota(network.sliding_layers.begin(), network.sliding_layers.end(), int64_t{0});
+  const auto all = [&](int64_t) { return network.sliding_window > 0; };
+  network.sliding_layers = read_sliding_layers(config, network, all);
 }
 
 void read_optional_windows(const HfConfig& config, DecoderConfig& network) {
-  if (!config.get("use_sliding_window", false)) return;
-  network.sliding_window = read_sliding_window(config, 4096);
   const auto first = config.get<int64_t>("max_window_layers", 28);
+  const bool uses = config.get("use_sliding_window", false);
+  network.sliding_window = uses ? read_sliding_window(config, 4096) : 0;
   network.sliding_layers =
-      read_sliding_layers(config, network.num_layers, [first](int64_t layer) { return layer >= first; });
+      read_sliding_layers(config, network, [&](int64_t layer) { return network.sliding_window > 0 && layer >= first; });
 }
 
 MoeConfig read_moe(const HfConfig& config) {
-  MoeConfig moe{.num_experts = config.get("num_experts", config.get<int64_t>("num_local_experts", 128)),
+  MoeConfig moe{.num_experts = read_num_experts(config),
                 .experts_per_token = config.get<int64_t>("num_experts_per_tok", 8),
                 .intermediate_size = config.get<int64_t>("moe_intermediate_size", 768),
                 .normalise_weights = config.get("norm_topk_prob", false),
                 .sparse_step = config.get<int64_t>("decoder_sparse_step", 1),
-                .dense_layers = config.get("mlp_only_layers", std::vector<int64_t>{})};
+                .dense_layers = config.get_or_null("mlp_only_layers", std::vector<int64_t>{})};
   if (config.get("output_router_logits", false)) moe.aux_loss_coef = config.get("router_aux_loss_coef", 0.001);
   TORCH_CHECK(moe.num_experts > 0 && moe.experts_per_token > 0 && moe.experts_per_token <= moe.num_experts &&
                   moe.intermediate_size > 0 && moe.sparse_step > 0,
@@ -145,13 +131,17 @@ MoeConfig read_moe(const HfConfig& config) {
 }
 
 DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaults) {
+  TORCH_CHECK(!config.object("text_config"), config.path(),
+              ": text_config belongs to vision-language models, and this is of another model_type: take it out");
   const auto hidden = config.need<int64_t>("hidden_size");
   const auto heads = config.need<int64_t>("num_attention_heads");
   const auto layers = config.need<int64_t>("num_hidden_layers");
   const auto max_positions = config.get("max_position_embeddings", defaults.max_positions);
   TORCH_CHECK(hidden > 0 && heads > 0 && layers > 0, config.path(),
               ": hidden_size, num_attention_heads and num_hidden_layers must be positive");
-  const auto kv_heads = config.get("num_key_value_heads", defaults.kv_heads == 0 ? heads : defaults.kv_heads);
+  const auto kv_heads = config.is_null("num_key_value_heads") || defaults.kv_heads == 0
+                            ? config.get_or_null("num_key_value_heads", heads)
+                            : config.get("num_key_value_heads", defaults.kv_heads);
   TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, config.path(), ": num_attention_heads ", heads,
               " is not divisible by num_key_value_heads ", kv_heads);
   DecoderConfig network{
@@ -162,22 +152,22 @@ DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaul
       .num_layers = layers,
       .num_heads = heads,
       .num_kv_heads = kv_heads,
-      .head_dim = config.get("head_dim", defaults.head_dim == 0 ? hidden / heads : defaults.head_dim),
+      .head_dim = config.get_or_null("head_dim", defaults.head_dim == 0 ? hidden / heads : defaults.head_dim),
       .max_positions = max_positions,
       .norm_eps = config.get("rms_norm_eps", defaults.norm_eps),
       .activation = read_activation(config, defaults.activation_key, defaults.activation),
-      .rotary = read_rotary(config, defaults.rotary, max_positions),
       .tie_word_embeddings = config.get("tie_word_embeddings", defaults.tie_word_embeddings),
       .attention_dropout = config.get("attention_dropout", 0.0),
       .init_std = config.get("initializer_range", 0.02),
   };
-  check_sections(config, network);
-  const auto pad = config.get<int64_t>("pad_token_id", -1);
-  if (pad >= 0 && pad < network.vocab_size) network.pad_token_id = pad;
   TORCH_CHECK(
       network.vocab_size > 0 && network.intermediate_size > 0 && network.head_dim > 0 && network.head_dim % 2 == 0,
-      config.path(), ": vocab_size and intermediate_size must be positive, and the head dimension (", network.head_dim,
-      ") even");
+      config.path(), ": vocab_size and intermediate_size must be positive, and head_dim (", network.head_dim, ") even");
+  const double dropout = network.attention_dropout;
+  TORCH_CHECK(dropout >= 0 && dropout <= 1, config.path(), ": attention_dropout ", dropout, " must be from 0 to 1");
+  if (!defaults.rotates_by_layer) network.rotary = read_rotary(config, defaults.rotary, network);
+  check_sections(config, network);
+  network.pad_token_id = read_padding(config, network.vocab_size);
   return network;
 }
 

@@ -16,6 +16,7 @@ struct DecoderDefaults {
   int64_t max_positions = 32768;
   double norm_eps = 1e-6;
   RotaryConfig rotary{};
+  bool rotates_by_layer = false;  ///< the family reads its positions itself (read_rotary_by_layer)
   const char* activation_key = "hidden_act";
   const char* activation = "silu";
   bool tie_word_embeddings = false;
@@ -28,21 +29,15 @@ ModuleNames class_names(const std::string& prefix);
 /// padding. Throws an error for what is missing, does not fit, or is not computed here.
 DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaults);
 
-/// rope_theta and rope_scaling, or the rope_parameters that transformers 5 writes in their place,
-/// on top of `defaults`.
-RotaryConfig read_rotary(const HfConfig& config, const RotaryConfig& defaults, int64_t max_positions);
-/// The same from an object such as rope_parameters; null: none.
-RotaryConfig read_rotary(const HfConfig& config, const nlohmann::ordered_json* parameters, RotaryConfig defaults,
-                         int64_t max_positions);
-
 Activation read_activation(const HfConfig& config, const char* key, const std::string& fallback);
 
 /// sliding_window: `fallback` where it is absent, 0 where it is null.
 int64_t read_sliding_window(const HfConfig& config, int64_t fallback);
-/// The layers that layer_types calls "sliding_attention"; without it those of which `slides` says so.
-std::vector<int64_t> read_sliding_layers(const HfConfig& config, int64_t num_layers,
+/// The layers that layer_types calls "sliding_attention"; without it those of which `slides` says so. There are none
+/// without a window.
+std::vector<int64_t> read_sliding_layers(const HfConfig& config, const DecoderConfig& network,
                                          const std::function<bool(int64_t layer)>& slides);
-/// The window of all layers, as Mistral's.
+/// The window of all layers, as Mistral's, or of those of layer_types (transformers' Ministral).
 void read_window_of_all_layers(const HfConfig& config, DecoderConfig& network);
 /// Windows only with use_sliding_window, as Qwen's: those of layer_types, or from max_window_layers on.
 void read_optional_windows(const HfConfig& config, DecoderConfig& network);

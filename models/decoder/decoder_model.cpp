@@ -35,9 +35,9 @@ DecoderStack::DecoderStack(const DecoderConfig& config)
       dropout_(config.hidden_dropout),
       embedding_scale_(config.embedding_scale),
       window_(config.sliding_window) {
-  embed_tokens_ =
-      register_module("embed_tokens", std::make_shared<Hooked<Embedding>>(config.vocab_size, config.hidden_size,
-                                                                          config.pad_token_id, ranks_));
+  embed_tokens_ = register_module(
+      "embed_tokens",
+      std::make_shared<Hooked<Embedding>>(config.vocab_size, config.hidden_size, config.pad_token_id, ranks_));
   if (config.positions == PositionKind::kLearned) {
     embed_positions_ = register_module("embed_positions",
                                        std::make_shared<Hooked<Embedding>>(config.max_positions, config.hidden_size));
@@ -81,12 +81,14 @@ at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& posit
   return is_training() && dropout_ > 0 ? at::dropout(hidden, dropout_, /*train=*/true) : hidden;
 }
 
-LayerContext DecoderStack::sliding_context(const LayerContext& full, const at::Tensor& hidden,
-                                           const at::Tensor& positions, int64_t length) const {
-  auto context = full;
-  if (rotary_emb_local_) context.rotary = rotary_emb_local_->forward(hidden, positions, length);
-  context.span.window = window_;
-  return context;
+RotaryTables DecoderStack::rotate(Hooked<RotaryEmbedding>& rotary, const Batch& input, const at::Tensor& hidden,
+                                  const at::Tensor& positions) const {
+  const auto& sequence = input.sequence;
+  const int64_t length = sequence.is_whole() ? input.tokens.size(1) : sequence.length;
+  at::Tensor end;  // of positions that were given: of all ranks' rows
+  if (rotary.depends_on_length() && input.position_ids.defined())
+    end = whole_of_rows(positions, positions.dim() - 1, sequence).max() + 1;
+  return rotary.forward(hidden, positions, length, end);
 }
 
 RoutedStates DecoderStack::forward(const Batch& input, const VisualInput& visual) {
@@ -103,9 +105,10 @@ RoutedStates DecoderStack::forward(const Batch& input, const VisualInput& visual
   LayerContext context{.rotary = {}, .token_mask = input.token_mask, .span = {.sequence = sequence}};
   context.span.documents = Documents::of(input.document_lengths, rows, sequence.is_whole() ? length : sequence.length,
                                          sequence.ring != nullptr, hidden.device());
-  if (rotary_emb_) context.rotary = rotary_emb_->forward(hidden, positions, length);
-  const bool any_slides = std::find(slides_.begin(), slides_.end(), true) != slides_.end();
-  const auto sliding = any_slides ? sliding_context(context, hidden, positions, length) : LayerContext();
+  if (rotary_emb_) context.rotary = rotate(*rotary_emb_, input, hidden, positions);
+  auto sliding = context;
+  sliding.span.window = window_;
+  if (rotary_emb_local_) sliding.rotary = rotate(*rotary_emb_local_, input, hidden, positions);
   at::Tensor balance;
   for (size_t i = 0; i < layers_.size(); ++i) {
     auto states = layers_[i]->forward(hidden, slides_[i] ? sliding : context);
@@ -122,12 +125,12 @@ RoutedStates DecoderStack::forward(const Batch& input, const VisualInput& visual
 DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
   weight_init().std = config_.init_std;
   model_ = register_module("model", std::make_shared<Hooked<DecoderStack>>(config_));
-  lm_head_ = register_module(
-      "lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{.in = config_.hidden_size,
-                                                                  .out = config_.vocab_size,
-                                                                  .tied = config_.tie_word_embeddings,
-                                                                  .cut = Linear::Cut::kOutputs,
-                                                                  .ranks = config_.tensor_parallel}));
+  lm_head_ =
+      register_module("lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{.in = config_.hidden_size,
+                                                                                  .out = config_.vocab_size,
+                                                                                  .tied = config_.tie_word_embeddings,
+                                                                                  .cut = Linear::Cut::kOutputs,
+                                                                                  .ranks = config_.tensor_parallel}));
   if (config_.tie_word_embeddings) tie_parameter(*lm_head_, lm_head_->weight, model_->embed_tokens()->weight);
 }
 
@@ -194,8 +197,7 @@ void DecoderModel::_init_tp_model() {
   const auto& group = request().tensor_parallel_group;
   if (group == nullptr && config_.tensor_parallel->size() == 1) return;
   config_.tensor_parallel->set_group(group);
-  const auto mesh =
-      std::make_shared<DeviceMesh>(std::vector<ProcessGroupPtr>{group}, std::vector<std::string>{"tp"});
+  const auto mesh = std::make_shared<DeviceMesh>(std::vector<ProcessGroupPtr>{group}, std::vector<std::string>{"tp"});
   for (const auto& module : modules()) {
     if (auto* linear = dynamic_cast<Linear*>(module.get())) linear->declare_cut(mesh);
     if (auto* embedding = dynamic_cast<Embedding*>(module.get())) embedding->declare_cut(mesh);

@@ -38,15 +38,16 @@ class DecoderStack : public torch::nn::Module {
 
  private:
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions, const VisualInput& visual);
-  LayerContext sliding_context(const LayerContext& full, const at::Tensor& hidden, const at::Tensor& positions,
-                               int64_t length) const;
+  /// Tables of the input's positions, or of `positions`, those of a cut sequence.
+  RotaryTables rotate(Hooked<RotaryEmbedding>& rotary, const Batch& input, const at::Tensor& hidden,
+                      const at::Tensor& positions) const;
 
   std::string class_name_;
   TensorParallelRanksPtr ranks_;
   double dropout_;
   double embedding_scale_;
   std::vector<bool> slides_;  // of each layer
-  int64_t window_;  // of these that slide
+  int64_t window_;            // of these that slide
   std::shared_ptr<Hooked<Embedding>> embed_tokens_, embed_positions_;
   std::vector<std::shared_ptr<Hooked<DecoderLayer>>> layers_;
   std::shared_ptr<Hooked<Norm>> norm_;

@@ -1,27 +1,17 @@
 #include <cmath>
+#include <tuple>
 
 #include "models/config/read_decoder_config.h"
+#include "models/config/read_rotary.h"
 #include "models/families/model_family.h"
 
 namespace megashard {
 namespace {
 
-/// Positions of full attention turn by rope_theta and may be scaled; those of sliding layers turn by
-/// rope_local_base_freq. transformers 5 writes both into rope_parameters, by the kind of layer.
-void read_positions(const HfConfig& config, DecoderConfig& network) {
-  RotaryConfig full{.theta = config.get("rope_theta", 1e6)};
-  RotaryConfig local{.theta = config.get("rope_local_base_freq", 1e4)};
-  const auto parameters = config.object("rope_parameters");
-  const auto* of_full = parameters ? parameters->find("full_attention") : config.find("rope_scaling");
-  const auto* of_sliding = parameters ? parameters->find("sliding_attention") : nullptr;
-  network.rotary = read_rotary(config, of_full, full, network.max_positions);
-  network.sliding_rotary = read_rotary(config, of_sliding, local, network.max_positions);
-}
-
 void require_no_softcapping(const HfConfig& config) {
   for (const char* key : {"final_logit_softcapping", "attn_logit_softcapping"})
     config.require_computed(config.find(key) == nullptr, key, " is not supported; take a model without it");
-  config.require_computed(!config.get("use_bidirectional_attention", false),
+  config.require_computed(!config.get_or_null("use_bidirectional_attention", false),
                           "use_bidirectional_attention is not supported; take a causal model");
 }
 
@@ -31,22 +21,26 @@ DecoderConfig read_gemma3(const HfConfig& config) {
                                        .kv_heads = 4,
                                        .head_dim = 256,
                                        .max_positions = 131072,
+                                       .rotates_by_layer = true,
                                        .activation_key = "hidden_activation",
                                        .activation = "gelu_pytorch_tanh",
                                        .tie_word_embeddings = true});
   network.names.decoder = "Gemma3TextModel";
   network.qk_norm = network.zero_centered_norm = network.sandwich_norms = true;
   network.qkv_bias = network.attention_out_bias = config.get("attention_bias", false);
-  network.attention_scale = 1 / std::sqrt(config.get("query_pre_attn_scalar", 256.0));
+  const auto scalar = config.get<int64_t>("query_pre_attn_scalar", 256);
+  TORCH_CHECK(scalar > 0, config.path(), ": query_pre_attn_scalar ", scalar, " must be positive");
+  network.attention_scale = 1 / std::sqrt(static_cast<double>(scalar));
   network.embedding_scale = std::sqrt(static_cast<double>(network.hidden_size));
   const bool has_padding = config.find("pad_token_id") != nullptr || config.is_null("pad_token_id");
   if (!has_padding) network.pad_token_id = 0;
-  read_positions(config, network);
+  std::tie(network.rotary, network.sliding_rotary) =
+      read_rotary_by_layer(config, /*full_theta=*/1e6, /*sliding_theta=*/1e4, network);
   const auto pattern = config.get<int64_t>("sliding_window_pattern", 6);
   TORCH_CHECK(pattern > 0, config.path(), ": sliding_window_pattern ", pattern, " must be positive");
   network.sliding_window = read_sliding_window(config, 4096);
   network.sliding_layers =
-      read_sliding_layers(config, network.num_layers, [pattern](int64_t layer) { return (layer + 1) % pattern != 0; });
+      read_sliding_layers(config, network, [pattern](int64_t layer) { return (layer + 1) % pattern != 0; });
   return network;
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "models/config/read_decoder_config.h"
+#include "models/config/read_rotary.h"
 #include "models/families/model_family.h"
 
 namespace megashard {
@@ -23,31 +24,56 @@ std::string parameter_of_qwen2_5_vl(const std::string& name) {
   return text ? kModelPrefix + kTextPrefix + name.substr(kModelPrefix.size()) : name;
 }
 
-HfConfig text_config(const HfConfig& root) { return root.object("text_config").value_or(root); }
+/// Older files have the text model's keys at the top, newer ones in text_config: files with both must say one thing.
+HfConfig text_config(const HfConfig& root) {
+  const auto text = root.object("text_config");
+  if (!text) return root;
+  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                          "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps",
+                          "attention_bias", "use_sliding_window", "max_window_layers", "rope_theta", "num_experts",
+                          "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"}) {
+    const auto *above = root.find(key), *own = text->find(key);
+    TORCH_CHECK(above == nullptr || own == nullptr || *above == *own, root.path(), ": ", key, " says ", above->dump(),
+                " and text_config.", key, " says ", own->dump(), ": keep the one that is right, in text_config");
+  }
+  return *text;
+}
+
+/// The fields of all decoders, with positions that the top of the file does not contradict.
+DecoderConfig read_text(const HfConfig& root, const DecoderDefaults& defaults) {
+  auto network = read_decoder(text_config(root), defaults);
+  const bool has_positions = root.find("rope_scaling") != nullptr || root.find("rope_parameters") != nullptr;
+  if (!has_positions || !root.object("text_config")) return network;
+  auto above = read_rotary(root, defaults.rotary, network);
+  above.theta = network.rotary.theta;  // compared above
+  TORCH_CHECK(above == network.rotary, root.path(),
+              ": rope_scaling (or rope_parameters) describes other positions than "
+              "text_config does, which is what transformers reads: put what is meant into text_config and take the "
+              "other out");
+  return network;
+}
 
 DecoderConfig read_qwen2_5_text(const HfConfig& root) {
-  const auto text = text_config(root);
-  auto network = read_decoder(text, {.names = class_names("Qwen2_5_VL"),
-                                     .kv_heads = 8,
-                                     .norm_eps = 1e-5,
-                                     .rotary = {.theta = 1e6, .mrope_section = {16, 24, 24}}});
+  auto network = read_text(root, {.names = class_names("Qwen2_5_VL"),
+                                  .kv_heads = 8,
+                                  .norm_eps = 1e-5,
+                                  .rotary = {.theta = 1e6, .mrope_section = {16, 24, 24}}});
   network.names.mlp = "Qwen2MLP";
   network.names.decoder = "Qwen2_5_VLTextModel";
   network.names.model = "Qwen2_5_VLForConditionalGeneration";
   network.qkv_bias = true;
   network.tie_word_embeddings =  // transformers 4 wrote it into text_config
       root.get("tie_word_embeddings", false) || network.tie_word_embeddings;
-  read_optional_windows(text, network);
+  read_optional_windows(text_config(root), network);
   return network;
 }
 
 DecoderConfig read_qwen3_text(const HfConfig& root, DecoderDefaults defaults, const char* model) {
   defaults.rotary = {.theta = 500000, .mrope_section = {24, 20, 20}, .mrope_interleaved = true};
-  const auto text = text_config(root);
-  auto network = read_decoder(text, defaults);
+  auto network = read_text(root, defaults);
   network.names.model = model;
   network.qk_norm = true;
-  network.qkv_bias = network.attention_out_bias = text.get("attention_bias", false);
+  network.qkv_bias = network.attention_out_bias = text_config(root).get("attention_bias", false);
   network.tie_word_embeddings = root.get("tie_word_embeddings", false);
   return network;
 }

@@ -3,24 +3,38 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
+#include <cmath>
 #include <numbers>
 
 #include "parallel/copies/on_device.h"
 
 namespace megashard {
 
-at::Tensor inverse_frequencies(const RotaryConfig& config, int64_t rotary_dim) {
-  const auto exponents = at::arange(0, rotary_dim, 2, at::TensorOptions().dtype(at::kFloat)) / rotary_dim;
-  const auto plain = at::pow(at::Scalar(config.theta), exponents).reciprocal();
-  if (config.kind == RotaryConfig::Kind::kDefault) return plain;
-  if (config.kind == RotaryConfig::Kind::kLinear) return plain / config.factor;
+namespace {
 
-  // llama3: long waves are stretched by the factor, short ones kept, those between blended.
+using Kind = RotaryConfig::Kind;
+
+at::Tensor exponents(int64_t rotary_dim) {
+  return at::arange(0, rotary_dim, 2, at::TensorOptions().dtype(at::kFloat)) / rotary_dim;
+}
+
+at::Tensor plain_frequencies(const RotaryConfig& config, int64_t rotary_dim) {
+  return at::pow(at::Scalar(config.theta), exponents(rotary_dim)).reciprocal();
+}
+
+at::Tensor divided_by_pair(const at::Tensor& plain, const std::vector<double>& factors) {
+  return plain / at::tensor(factors, at::TensorOptions().dtype(at::kFloat));
+}
+
+/// Long waves are stretched by the factor, short ones kept, those between blended.
+at::Tensor llama3_frequencies(const RotaryConfig& config, const at::Tensor& plain) {
   const auto wave = (2 * std::numbers::pi) / plain;
   const double longest_kept = config.original_max_positions / config.high_freq_factor;
   const double shortest_stretched = config.original_max_positions / config.low_freq_factor;
@@ -30,6 +44,47 @@ at::Tensor inverse_frequencies(const RotaryConfig& config, int64_t rotary_dim) {
   const auto blended = (1 - smooth) * stretched / config.factor + smooth * stretched;
   const auto between = wave.ge(longest_kept).logical_and(wave.le(shortest_stretched));
   return at::where(between, blended, stretched);
+}
+
+/// As Llama 3's by another measure: pairs up to the one that turns beta_fast times in the original positions are
+/// kept, those from the one that turns beta_slow times on stretched.
+at::Tensor yarn_frequencies(const RotaryConfig& config, const at::Tensor& plain, int64_t rotary_dim) {
+  const auto channels = static_cast<double>(rotary_dim);
+  const auto pair_of = [&](double turns) {
+    return channels * std::log(config.original_max_positions / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(config.theta));
+  };
+  double low = pair_of(config.beta_fast), high = pair_of(config.beta_slow);
+  if (config.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, channels - 1);
+  if (low == high) high += 0.001;
+  const auto pairs = at::arange(rotary_dim / 2, at::TensorOptions().dtype(at::kFloat));
+  const auto kept = 1 - ((pairs - low) / (high - low)).clamp(0, 1);
+  return plain / config.factor * (1 - kept) + plain * kept;
+}
+
+}  // namespace
+
+at::Tensor inverse_frequencies(const RotaryConfig& config, int64_t rotary_dim) {
+  const auto plain = plain_frequencies(config, rotary_dim);
+  switch (config.kind) {
+    case Kind::kLinear:
+      return plain / config.factor;
+    case Kind::kLlama3:
+      return llama3_frequencies(config, plain);
+    case Kind::kYarn:
+      return yarn_frequencies(config, plain, rotary_dim);
+    case Kind::kLongrope:
+      return divided_by_pair(plain, config.short_factor);
+    case Kind::kDefault:
+    case Kind::kDynamic:
+      break;
+  }
+  return plain;
 }
 
 namespace {
@@ -58,10 +113,24 @@ RotaryEmbedding::RotaryEmbedding(const DecoderConfig& config, const RotaryConfig
       rotary_dim_(static_cast<int64_t>(static_cast<double>(config.head_dim) * rotary.fraction)),
       axis_of_pair_(axes_of_pairs(rotary, rotary_dim_ / 2)) {}
 
-RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tensor& hidden) {
+at::Tensor RotaryEmbedding::frequencies(const at::Tensor& end) const {
+  if (!depends_on_length()) return frequencies_;
+  if (config_.kind == Kind::kLongrope)
+    return at::where(end.gt(config_.original_max_positions), long_frequencies_, frequencies_);
+  const double longest = config_.original_max_positions, factor = config_.factor;
+  const auto channels = static_cast<double>(rotary_dim_);
+  const auto stretch = end.to(at::kFloat).clamp_min(longest) * factor / longest - (factor - 1);
+  return (stretch.pow(channels / (channels - 2)) * config_.theta).pow(exponents_).reciprocal();
+}
+
+RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tensor& hidden, const at::Tensor& end) {
   if (!frequencies_.defined() || frequencies_.device() != hidden.device()) {
     frequencies_ = on_device(inverse_frequencies(config_, rotary_dim_), hidden.device());
     axes_ = on_device(at::tensor(axis_of_pair_, at::kLong), hidden.device());
+    if (depends_on_length()) exponents_ = on_device(exponents(rotary_dim_), hidden.device());
+    if (config_.kind == Kind::kLongrope)
+      long_frequencies_ =
+          on_device(divided_by_pair(plain_frequencies(config_, rotary_dim_), config_.long_factor), hidden.device());
   }
   auto by_pair = positions.unsqueeze(-1);  // [B, T, 1]
   if (positions.dim() == 3) {
@@ -69,18 +138,29 @@ RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tens
                 " must be [B, T], or [3, B, T] for a model with M-RoPE");
     by_pair = positions.index_select(0, axes_).permute({1, 2, 0});  // [B, T, R/2]
   }
-  const auto angles = by_pair.to(at::kFloat) * frequencies_;
-  return {angles.cos().to(hidden.scalar_type()), angles.sin().to(hidden.scalar_type())};
+  const auto angles = by_pair.to(at::kFloat) * frequencies(end);
+  auto cos = angles.cos(), sin = angles.sin();
+  if (config_.magnitude != 1) {
+    cos = cos * config_.magnitude;
+    sin = sin * config_.magnitude;
+  }
+  return {cos.to(hidden.scalar_type()), sin.to(hidden.scalar_type())};
 }
 
-RotaryTables RotaryEmbedding::forward(const at::Tensor& hidden, const at::Tensor& position_ids, int64_t length) {
+RotaryTables RotaryEmbedding::forward(const at::Tensor& hidden, const at::Tensor& position_ids, int64_t length,
+                                      const at::Tensor& end) {
   const c10::InferenceMode no_inference(false);  // tables outlive this call, and a training step may use them
   const at::NoGradGuard no_grad;
-  if (position_ids.defined()) return tables(on_device(position_ids, hidden.device()), hidden);
+  const auto longs = hidden.options().dtype(at::kLong);
+  const auto behind_last = [&] {
+    if (!depends_on_length() || end.defined()) return end;
+    return at::full({}, length, longs);
+  };
+  if (position_ids.defined()) return tables(on_device(position_ids, hidden.device()), hidden, behind_last());
   const auto& cos = cached_.cos;
   const bool fits = cos.defined() && cos.size(0) == length && cos.scalar_type() == hidden.scalar_type() &&
                     cos.device() == hidden.device();
-  if (!fits) cached_ = tables(at::arange(length, hidden.options().dtype(at::kLong)), hidden);
+  if (!fits) cached_ = tables(at::arange(length, longs), hidden, behind_last());
   return cached_;
 }
 

@@ -32,22 +32,29 @@ class RotaryEmbedding : public torch::nn::Module {
   RotaryEmbedding(const DecoderConfig& config, const RotaryConfig& rotary);
 
   /// Tables of the dtype and on the device of `hidden`; position_ids [B, T], with M-RoPE also
-  /// [3, B, T] (time, height, width), or undefined for 0 .. length-1.
-  RotaryTables forward(const at::Tensor& hidden, const at::Tensor& position_ids, int64_t length);
+  /// [3, B, T] (time, height, width), or undefined for 0 .. length-1. `length`: of the sequence,
+  /// whose frequencies may depend on it (depends_on_length); `end` [] int64, where positions were
+  /// given: one more than the last of them in the whole batch.
+  RotaryTables forward(const at::Tensor& hidden, const at::Tensor& position_ids, int64_t length,
+                       const at::Tensor& end = {});
+  bool depends_on_length() const { return config_.depends_on_length(); }
   std::string class_name() const { return class_name_; }
 
  private:
-  RotaryTables tables(const at::Tensor& positions, const at::Tensor& hidden);
+  at::Tensor frequencies(const at::Tensor& end) const;
+  RotaryTables tables(const at::Tensor& positions, const at::Tensor& hidden, const at::Tensor& end);
 
   std::string class_name_;
   RotaryConfig config_;
   int64_t rotary_dim_;
   std::vector<int64_t> axis_of_pair_;  // M-RoPE: the position id that turns each channel pair
-  at::Tensor frequencies_, axes_;      // on the device of the last forward
+  // On the device of the last forward:
+  at::Tensor frequencies_, long_frequencies_, exponents_, axes_;
   RotaryTables cached_;
 };
 
-/// 1 / (theta^(2 i / R)), scaled as the configuration asks; [R/2] fp32 on the CPU.
+/// 1 / (theta^(2 i / R)), scaled as the configuration asks; [R/2] fp32 on the CPU. Where they depend
+/// on the sequence's length, those of short ones.
 at::Tensor inverse_frequencies(const RotaryConfig& config, int64_t rotary_dim);
 
 }  // namespace megashard

@@ -19,6 +19,9 @@ SMALL = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_
              max_position_embeddings=128, initializer_range=0.2)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16, rope_theta=500.0)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=12, rope_theta=500.0)
+LONGROPE = dict(rope_type="longrope", rope_theta=500.0, original_max_position_embeddings=12, short_factor=[1.0] * 8,
+                long_factor=[1.5 + 0.6 * pair for pair in range(8)])
 MOE = dict(num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20)
 IMAGE, VIDEO, LENGTH = 200, 201, 34
 SEES = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=202, vision_end_token_id=203)
@@ -60,6 +63,16 @@ CASES = {
         **SMALL, num_key_value_heads=2, use_sliding_window=True, sliding_window=4, max_window_layers=1)),
     "qwen3_moe_windows": (Qwen3MoeForCausalLM, Qwen3MoeConfig(
         **SMALL, **MOE, use_sliding_window=True, sliding_window=4)),
+    # The 17 tokens are more than the original positions, and than those of "dynamic".
+    "qwen3_yarn": (Qwen3ForCausalLM, Qwen3Config(
+        **SMALL, num_key_value_heads=2, head_dim=16, rope_parameters=YARN | dict(mscale=1.2, mscale_all_dim=0.7))),
+    "llama_yarn": (LlamaForCausalLM, LlamaConfig(
+        **SMALL, rope_parameters=YARN | dict(attention_factor=1.3, truncate=False, beta_fast=8, beta_slow=0.5))),
+    "llama_dynamic": (LlamaForCausalLM, LlamaConfig(
+        **SMALL | dict(max_position_embeddings=9),
+        rope_parameters=dict(rope_type="dynamic", factor=4.0, rope_theta=500.0))),
+    "qwen3_longrope": (Qwen3ForCausalLM, Qwen3Config(
+        **SMALL, num_key_value_heads=2, head_dim=16, rope_parameters=LONGROPE)),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(
         **SMALL, num_key_value_heads=2, head_dim=12, query_pre_attn_scalar=10, sliding_window=4, pad_token_id=7,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
@@ -67,7 +80,8 @@ CASES = {
                              sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
 }
 TOKENS = {"qwen3_vl_moe": (34, 33, 11)}  # of each row; the rest is filled up
-POSITIONS = {"qwen3": torch.arange(17).flip(0).repeat(2, 1) * 5}  # only where positions are given, not counted
+# Only where positions are given, not counted.
+POSITIONS = {name: torch.arange(17).flip(0).repeat(2, 1) * 5 for name in ("qwen3", "qwen3_longrope")}
 
 
 def by_expert(gradients):

@@ -76,12 +76,49 @@ TEST(HfConfig, BothSpellingsOfRope) {
   EXPECT_EQ(now.rotary.original_max_positions, 1024);
 }
 
+TEST(HfConfig, TwoPlacesOfOneKeyMustAgree) {
+  const auto refused = [](const char* type, const std::string& fields, const char* message) {
+    EXPECT_THAT([&] { HfFolder(type, fields).config(); }, ThrowsMessage<c10::Error>(HasSubstr(message)));
+  };
+  const std::string linear = R"({"rope_type": "linear", "factor": 2.0, "rope_theta": 500})";
+  const std::string by_layer = R"(, "rope_parameters": {"full_attention": )" + linear + "}";
+  const auto twice =
+      HfFolder("llama", R"(, "rope_theta": 500.0, "rope_scaling": )" + linear + R"(, "rope_parameters": )" + linear)
+          .config();
+  EXPECT_EQ(twice.rotary.kind, RotaryConfig::Kind::kLinear);
+  EXPECT_EQ(twice.rotary.theta, 500);
+  refused("llama", R"(, "rope_parameters": {"rope_theta": 500}, "rope_scaling": {"rope_type": "default"})",
+          "they say rope_theta 500 and 10000.0");
+  refused("llama", R"(, "rope_scaling": {"rope_type": "linear", "type": "llama3", "factor": 2})",
+          R"(rope_scaling says rope_type "linear" and type "llama3")");
+  refused("llama", R"(, "original_max_position_embeddings": 8, "rope_scaling": {"rope_type": "yarn", "factor": 2,
+                        "original_max_position_embeddings": 16})",
+          "original_max_position_embeddings says 8 and rope_scaling.original_max_position_embeddings says 16");
+  refused("gemma3_text", by_layer + R"(, "rope_scaling": {"rope_type": "linear", "factor": 8.0})",
+          "rope_parameters.full_attention and rope_scaling describe the same positions, and not alike: they say factor "
+          "2.0 and 8.0");
+  refused("gemma3_text", by_layer + R"(, "rope_theta": 700)", "rope_theta says 700 and rope_parameters.full_attention");
+  refused("gemma3_text", R"(, "rope_parameters": {"sliding_attention": {"rope_theta": 7}}, "rope_local_base_freq": 8)",
+          "rope_local_base_freq says 8 and rope_parameters.sliding_attention.rope_theta says 7");
+  refused("gemma3_text", R"(, "rope_parameters": )" + linear, "has objects full_attention and sliding_attention");
+  refused("qwen3", by_layer, "rope_parameters has an object full_attention");
+  const std::string text = R"(, "text_config": {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 1000,
+      "num_hidden_layers": 4, "num_attention_heads": 4, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]})";
+  refused("qwen2_5_vl", text + R"(, "num_key_value_heads": 4})",
+          "num_key_value_heads says 2 and text_config.num_key_value_heads says 4");
+  refused(
+      "qwen2_5_vl",
+      text +
+          R"(, "num_key_value_heads": 2}, "rope_scaling": {"type": "yarn", "factor": 4.0, "mrope_section": [4, 2, 2]})",
+      "describes other positions than text_config does");
+}
+
 TEST(HfConfig, WhatIsNotComputedIsRefused) {
   const auto refused = [](const char* type, const char* fields, const char* message) {
     EXPECT_THAT([&] { HfFolder(type, fields).config(); }, ThrowsMessage<c10::Error>(HasSubstr(message)));
   };
   refused("mamba", "", "model_type mamba is not supported; known are: llama, mistral, qwen2, qwen3, qwen3_moe");
-  refused("llama", R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})", "rope_type yarn is not supported");
+  refused("llama", R"(, "rope_scaling": {"rope_type": "su", "factor": 2})", "rope_type su is not supported");
   refused("llama", R"(, "hidden_act": "mish")", "hidden_act mish is not supported");
   refused("llama", R"(, "head_dim": "four")", "head_dim has an unexpected type");
   refused("llama", R"(, "quantization_config": {"quant_method": "gptq"})",
@@ -198,7 +235,7 @@ TEST(HfModel, SequencesBeyondItsPositionsAreWarnedOf) {
   EXPECT_THAT(warnings("", "4096"), IsEmpty());
   EXPECT_THAT(warnings("", "8193"),
               ElementsAre(testing::AllOf(HasSubstr("--seq-length 8193 is more than the 4096 positions"),
-                                         HasSubstr(R"("rope_scaling": {"rope_type": "linear", "factor": 3.0})"))));
+                                         HasSubstr(R"("rope_type": "linear", "factor": 3.0 in the rope_parameters)"))));
   const std::string linear = R"(, "rope_scaling": {"rope_type": "linear", "factor": 2.0})";
   EXPECT_THAT(warnings(linear, "8192"), IsEmpty());
   EXPECT_THAT(warnings(linear, "8193"), ElementsAre(HasSubstr("multiply the factor")));
@@ -207,7 +244,8 @@ TEST(HfModel, SequencesBeyondItsPositionsAreWarnedOf) {
 TEST(HfModel, ArgumentsShowItsNetwork) {
   const HfFolder folder("qwen2", R"(, "rope_theta": 1e6, "initializer_range": 0.03)");
   auto arguments = with_flags(folder.path(), {{"--untie-embeddings-and-output-weights", {}}});
-  take_network_from_hf_model(arguments, [](auto, const auto&) {});
+  std::vector<std::string> said;
+  take_network_from_hf_model(arguments, [&](Severity, const std::string& text) { said.push_back(text); });
   EXPECT_EQ(arguments.num_layers, 4);
   EXPECT_EQ(arguments.hidden_size, 64);
   EXPECT_EQ(arguments.ffn_hidden_size, 96);
@@ -221,7 +259,9 @@ TEST(HfModel, ArgumentsShowItsNetwork) {
   EXPECT_EQ(arguments.norm_epsilon, 1e-5);
   EXPECT_EQ(arguments.hidden_dropout, 0);
   EXPECT_EQ(arguments.init_method_std, 0.03);
-  EXPECT_TRUE(arguments.untie_embeddings_and_output_weights);  // the flag beats config.json
+  EXPECT_FALSE(arguments.untie_embeddings_and_output_weights);  // config.json beats the flag of Megatron's launch lines
+  EXPECT_TRUE(decoder_config(arguments).tie_word_embeddings);
+  EXPECT_THAT(said, ElementsAre(HasSubstr("--untie-embeddings-and-output-weights is not used")));
 
   auto tied = with_flags(folder.path(), {{"--init-method-std", {"0.5"}}});
   take_network_from_hf_model(tied, [](auto, const auto&) {});

@@ -53,8 +53,16 @@ TEST(Ulysses, SomeHeadsOfAllRowsAndBack) {
   }
 }
 
-DecoderConfig grouped_network(int64_t kv_heads) {
+/// On one rank of two a sequence of 12 is short, and long as a whole.
+const RotaryConfig kLongerThan6{.kind = RotaryConfig::Kind::kLongrope,
+                                .original_max_positions = 6,
+                                .magnitude = 1.2,
+                                .short_factor = {1, 1, 1, 1},
+                                .long_factor = {2, 3, 5, 7}};
+
+DecoderConfig grouped_network(int64_t kv_heads, const RotaryConfig& rotary = {}) {
   DecoderConfig config;
+  config.rotary = rotary;
   config.names.model = "GPTModel";
   config.vocab_size = 40;
   config.hidden_size = 32;
@@ -87,8 +95,8 @@ LossAndGradients of_model(MultiModalModule& model, const Batch& whole) {
   return result;
 }
 
-LossAndGradients of_decoder(int64_t kv_heads, const Batch& whole) {
-  DecoderModel model(grouped_network(kv_heads));
+LossAndGradients of_decoder(int64_t kv_heads, const RotaryConfig& rotary, const Batch& whole) {
+  DecoderModel model(grouped_network(kv_heads, rotary));
   testing::init_weights(model, 1);
   model.to(testing::device_of_tests());
   return of_model(model, whole);
@@ -121,15 +129,18 @@ struct SharedCase {
   int64_t ring = 1;
   int64_t kv_heads = 4, length = 12;
   bool masked = false;
+  RotaryConfig rotary{};
+  bool gives_positions = false;
 };
 
 void expect_losses_of_one_rank(std::initializer_list<SharedCase> cases) {
-  for (const auto& [ranks, ring, kv_heads, length, masked] : cases) {
+  for (const auto& [ranks, ring, kv_heads, length, masked, rotary, gives_positions] : cases) {
     SCOPED_TRACE(c10::str(ranks, " ranks, ring of ", ring, ", ", kv_heads, " key heads, length ", length));
     Batch whole;
     const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
     whole.tokens = at::randint(0, 40, {2, length}, on_host);
     whole.labels = whole.tokens.roll(1, 1);
+    if (gives_positions) whole.position_ids = at::arange(length, on_host).expand({2, length}).contiguous();
     if (masked) {  // documents of 5 tokens
       std::vector<int64_t> lengths;
       for (int64_t row = 0; row < 2; ++row) {
@@ -137,12 +148,13 @@ void expect_losses_of_one_rank(std::initializer_list<SharedCase> cases) {
       }
       whole.document_lengths = at::tensor(lengths, on_host);
     }
-    const auto expected = copied_to_host(of_decoder(kv_heads, whole));
-    run_ranks(ranks, [&, ring = ring, kv_heads = kv_heads, length = length](const ProcessGroupPtr& world) {
-      Batch mine = whole;
-      mine.sequence = share_sequences(world, ring).with_length(length);
-      expect_same(of_decoder(kv_heads, mine), expected, mine.sequence);
-    });
+    const auto expected = copied_to_host(of_decoder(kv_heads, rotary, whole));
+    run_ranks(ranks,
+              [&, ring = ring, kv_heads = kv_heads, length = length, rotary = rotary](const ProcessGroupPtr& world) {
+                Batch mine = whole;
+                mine.sequence = share_sequences(world, ring).with_length(length);
+                expect_same(of_decoder(kv_heads, rotary, mine), expected, mine.sequence);
+              });
   }
 }
 
@@ -150,13 +162,16 @@ TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
   expect_losses_of_one_rank({{.ranks = 2},
                              {.ranks = 2, .kv_heads = 2, .length = 11, .masked = true},
                              {.ranks = 4, .kv_heads = 2},
-                             {.ranks = 4, .kv_heads = 1, .length = 9, .masked = true}});
+                             {.ranks = 4, .kv_heads = 1, .length = 9, .masked = true},
+                             {.rotary = kLongerThan6},
+                             {.rotary = kLongerThan6, .gives_positions = true}});
 }
 
 TEST(Ring, LossesAndGradientsAreThoseOfOneRank) {
   expect_losses_of_one_rank({{.ranks = 2, .ring = 2},
                              {.ranks = 3, .ring = 3, .kv_heads = 2, .masked = true},
-                             {.ranks = 4, .ring = 2, .kv_heads = 1, .length = 16, .masked = true}});
+                             {.ranks = 4, .ring = 2, .kv_heads = 1, .length = 16, .masked = true},
+                             {.ring = 2, .rotary = kLongerThan6, .gives_positions = true}});
 }
 
 at::Tensor grids(std::initializer_list<int64_t> values) {
