@@ -72,15 +72,19 @@ at::Tensor likeliest_at(const at::Tensor& logits, const at::Tensor& place, const
 at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int64_t length,
                              const InferenceRanks& ranks) {
   const c10::NoGradGuard no_grad;
-  const int64_t taken = length_for(length, ranks);
-  const at::Tensor rows = at::constant_pad_nd(padded(batch.texts, length + 1), {0, taken - length});
+  const at::Tensor lengths = lengths_of(batch.texts);
+  // As long as the texts and no longer: a model's positions may turn by the sequence's length.
+  const int64_t longest = lengths.max().item<int64_t>();
+  const int64_t taken = length_for(longest, ranks);
+  const at::Tensor rows = at::constant_pad_nd(padded(batch.texts, longest), {0, taken + 1 - longest});
   Batch input = input_of_rows(model, rows.narrow(1, 0, taken).contiguous(), std::move(batch.extra), ranks);
   const SequenceShard shard = input.sequence;
   input.labels = shard.rows_of(rows.narrow(1, 1, taken).to(ranks.device), 1).contiguous();
-  const at::Tensor losses = whole_of_rows(model(std::move(input)), 1, shard).narrow(1, 0, length).cpu();
-  const at::Tensor wanted = at::arange(1, length + 1).unsqueeze(0) < lengths_of(batch.texts).unsqueeze(1);
-  return at::where(wanted, losses.neg(), at::zeros({}, losses.options()))
-      .narrow(0, 0, static_cast<int64_t>(batch.texts.size()));
+  const at::Tensor losses = whole_of_rows(model(std::move(input)), 1, shard).cpu();
+  const at::Tensor wanted = at::arange(1, taken + 1).unsqueeze(0) < lengths.unsqueeze(1);
+  const at::Tensor found = at::where(wanted, losses.neg(), at::zeros({}, losses.options()));
+  // The last token of a text has no successor.
+  return at::constant_pad_nd(found, {0, length - taken}).narrow(0, 0, static_cast<int64_t>(batch.texts.size()));
 }
 
 at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& batch, int64_t count,

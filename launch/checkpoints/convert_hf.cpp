@@ -114,7 +114,9 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
       options.rename = files.to_parameter_names;
       if (flags->fused.empty()) options.reshape = to_parameter_experts(files.experts);
     }
-    options.check = [&](const std::vector<TensorInfo>& weights) { config_of(options.hf_dir).check_files(weights); };
+    options.check = [&](const std::vector<TensorInfo>& weights) {
+      config_of(options.hf_dir).check_files(weights, !options.dcp_prefix.empty() || !options.hf_prefix.empty());
+    };
     convert_hf_to_step(options, print_over_status);
     print_line("written: " + options.save_dir + "/release");
   });

@@ -175,8 +175,8 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
 }
 
 void load_weights(Arguments& arguments, const Start& from, const BuiltModel& built, const ProcessGroupPtr& group,
-                  c10::Device device) {
-  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_first_weights(arguments, built, group);
+                  c10::Device device, const DiagnosticSink& sink) {
+  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_first_weights(arguments, built, group, sink);
   if (from.source != WeightSource::kCheckpoint) return;
   OptimizerParamScheduler schedule(scheduler_options(arguments));
   TrainingState state{arguments, *built.model, nullptr, &schedule, device};
@@ -240,7 +240,7 @@ int run_infer(int argc, char** argv) {
   const BuiltModel built = build_model(arguments, from.initialises);
   freeze_model(arguments, built, sink);
   shard_model(arguments, sharding, built, groups, from.initialises, sink);
-  load_weights(arguments, from, built, group, device);
+  load_weights(arguments, from, built, group, device, sink);
   check_weights(*built.model, arguments, from, group);
   infer(*built.model, arguments, flags, groups, device, sink);
   group->barrier();

@@ -188,7 +188,7 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   freeze_model(arguments, built, sink);
   if (environment.rank == 0) print_parameter_counts(*built.model);
   const at::ScalarType computed_in = shard_model(arguments, sharding, built, groups, from.initialises, sink);
-  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_first_weights(arguments, built, group);
+  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_first_weights(arguments, built, group, sink);
 
   TrainerCallbacks callbacks = trainer_callbacks(arguments, group, device, computed_in, start);
   callbacks.sink = sink;

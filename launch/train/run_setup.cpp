@@ -252,8 +252,9 @@ void freeze_model(const Arguments& arguments, const BuiltModel& built, const Dia
   sink(Severity::kNotice, c10::str("frozen: ", frozen, " elements of ", c10::Join(", ", names)));
 }
 
-void load_first_weights(const Arguments& arguments, const BuiltModel& built, const ProcessGroupPtr& group) {
-  all_or_rethrow(group, [&] { load_hf_weights(*built.model, *arguments.hf_model); });
+void load_first_weights(const Arguments& arguments, const BuiltModel& built, const ProcessGroupPtr& group,
+                        const DiagnosticSink& sink) {
+  all_or_rethrow(group, [&] { load_hf_weights(*built.model, *arguments.hf_model, sink); });
   if (arguments.downcast_to_bf16) round_weights_to_bf16(*built.model);
 }
 

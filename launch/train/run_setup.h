@@ -63,7 +63,8 @@ BuiltModel build_model(const Arguments& arguments, bool initialises);
 /// By the model itself, --freeze-module-prefix and --freeze-modules; before it is sharded.
 void freeze_model(const Arguments& arguments, const BuiltModel& built, const DiagnosticSink& sink);
 /// Hugging Face weights, with --downcast-to-bf16. Collective.
-void load_first_weights(const Arguments& arguments, const BuiltModel& built, const ProcessGroupPtr& group);
+void load_first_weights(const Arguments& arguments, const BuiltModel& built, const ProcessGroupPtr& group,
+                        const DiagnosticSink& sink);
 /// Recomputes, shards; the dtype that the model computes in. Collective.
 at::ScalarType shard_model(const Arguments& arguments, const ShardingPlan& plan, const BuiltModel& built,
                            const ParallelGroups& groups, bool initialises, const DiagnosticSink& sink);

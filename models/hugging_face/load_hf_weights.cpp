@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "checkpoint/files/work_progress.h"
 #include "checkpoint/hugging_face/hf_weights.h"
 #include "models/hugging_face/match_weights.h"
@@ -11,7 +13,54 @@
 
 namespace megashard {
 
-void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_dir) {
+namespace {
+
+/// This rank's rows of a tensor in the files.
+at::Tensor rows_of(const ShardedTensor& piece, at::Tensor stored) {
+  for (int64_t dim = 0; dim < stored.dim(); ++dim) {
+    if (piece.local.size(dim) == stored.size(dim)) continue;
+    const int64_t rows = piece.local.size(dim);
+    stored = stored.narrow(dim, rows == 0 ? 0 : piece.offsets[static_cast<size_t>(dim)], rows);
+  }
+  return stored;
+}
+
+/// Throws where the files have two values for one parameter.
+void check_others(const WeightTarget& target, CheckpointReader& files, const std::string& where) {
+  const auto piece = sharded_view(target.parameter);
+  for (const auto& name : target.others) {
+    const auto used = files.read_tensor(target.source), other = files.read_tensor(name);
+    const auto dtype = piece.local.scalar_type();
+    const bool is_same =
+        used.sizes() == other.sizes() && rows_of(piece, used).to(dtype).equal(rows_of(piece, other).to(dtype));
+    const bool is_head = name == kHeadWeight || target.source == kHeadWeight;
+    TORCH_CHECK(
+        is_same, where, " has other values for ", name, " than for ", target.source,
+        ", and the model one weight for both",
+        is_head ? ": config.json says \"tie_word_embeddings\": true. Write false there to train a head of its own, as "
+                  "transformers reads these files, or take lm_head.weight out of them"
+                : ": take one of them out of the files");
+  }
+}
+
+void tell(const std::vector<WeightTarget>& targets, const WeightMismatch& mismatch, const std::string& where,
+          const DiagnosticSink& sink) {
+  if (std::any_of(targets.begin(), targets.end(), is_borrowed_head)) {
+    sink(Severity::kWarning,
+         where + " has no lm_head.weight, and config.json says \"tie_word_embeddings\": false: the "
+                 "head begins as a copy of the embeddings and is trained by itself; where the model is tied, "
+                 "write true");
+  }
+  if (!mismatch.unused.empty())
+    sink(Severity::kNotice, c10::str("of ", where, " ", mismatch.unused.size(),
+                                     " tensors are not used, because config.json "
+                                     "says what they are: ",
+                                     listed(mismatch.unused)));
+}
+
+}  // namespace
+
+void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_dir, const DiagnosticSink& sink) {
   const auto files = open_hf_weights(hf_dir.string());
   WeightMismatch mismatch;
   const auto targets = match_weights(module, files->tensors(), mismatch);
@@ -19,17 +68,15 @@ void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_
   TORCH_CHECK(problem.empty(), "the weights in ", hf_dir.string(), " are not those of the model", problem,
               ". Give the directory that the model's config.json comes from");
   const at::NoGradGuard no_grad;
+  for (const auto& target : targets) check_others(target, *files, hf_dir.string());
+  tell(targets, mismatch, hf_dir.string(), sink);
   int64_t bytes = 0;
   for (const auto& target : targets) bytes += static_cast<int64_t>(sharded_view(target.parameter).local.nbytes());
   LongWork work("load", bytes);
   for (const auto& target : targets) {
     auto piece = sharded_view(target.parameter);
-    auto stored = target.stacked ? target.stacked->view(*files) : files->read_tensor(target.source);
-    for (int64_t dim = 0; dim < stored.dim(); ++dim) {
-      if (piece.local.size(dim) == stored.size(dim)) continue;
-      const int64_t rows = piece.local.size(dim);
-      stored = stored.narrow(dim, rows == 0 ? 0 : piece.offsets[static_cast<size_t>(dim)], rows);
-    }
+    const auto stored =
+        rows_of(piece, target.stacked ? target.stacked->view(*files) : files->read_tensor(target.source));
     if (stored.numel() > 0) piece.local.copy_(stored);
     work.add(static_cast<int64_t>(piece.local.nbytes()));
   }

@@ -15,8 +15,10 @@
 namespace megashard {
 namespace {
 
-constexpr const char* kHead = "lm_head.weight";
-constexpr const char* kEmbeddings[] = {"model.embed_tokens.weight", "model.language_model.embed_tokens.weight"};
+constexpr std::string_view kEmbeddingsName = "embed_tokens.weight";
+constexpr const char* kEmbeddings[] = {"model.embed_tokens.weight", "model.language_model.embed_tokens.weight",
+                                       "embed_tokens.weight"};
+constexpr std::string_view kModelName = "model.";
 
 using Stored = std::unordered_map<std::string, const TensorInfo*>;
 
@@ -38,17 +40,25 @@ std::vector<WeightTarget> targets_of(const torch::nn::Module& module) {
 }
 
 void find_source(WeightTarget& target, const Stored& stored) {
+  const auto take = [&](const std::string& name) {
+    if (!stored.contains(name)) return;
+    if (target.source.empty()) {
+      target.source = name;
+    } else {
+      target.others.push_back(name);
+    }
+  };
+  for (const auto& name : target.names) take(name);
+  if (!target.source.empty()) return;
   for (const auto& name : target.names) {
-    if (!stored.contains(name)) continue;
-    target.source = name;
-    return;
+    if (name.starts_with(kModelName)) take(name.substr(kModelName.size()));
   }
   const auto& name = target.names.front();
-  for (const char* embedding : kEmbeddings) {
-    if (name == kHead && stored.contains(embedding)) target.source = embedding;
+  if (target.source.empty() && name == kHeadWeight) {
+    for (const char* embeddings : kEmbeddings) take(embeddings);
   }
   auto stacked = StackedWeight::of(name);
-  if (!stacked || !stored.contains(stacked->source())) return;
+  if (!target.source.empty() || !stacked || !stored.contains(stacked->source())) return;
   target.source = stacked->source();
   target.stacked = std::move(stacked);
 }
@@ -66,7 +76,36 @@ std::optional<std::vector<int64_t>> stored_sizes(const WeightTarget& target, con
 /// Old Llama files carry the rotary frequencies, which follow from config.json.
 bool is_derived(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
+std::string without(std::string name, std::string_view word) {
+  for (auto at = name.find(word); at != std::string::npos; at = name.find(word, at)) name.erase(at, word.size());
+  return name;
+}
+
+/// Where all names that the model does not know would be its own but for a wrapper's word in them.
+std::string hint_at_wrapper(const std::vector<std::string>& unexpected, const std::unordered_set<std::string>& known) {
+  constexpr std::pair<const char*, const char*> kWrappers[] = {{"_orig_mod.", "torch.compile"},
+                                                               {"module.", "DistributedDataParallel"},
+                                                               {"_fsdp_wrapped_module.", "PyTorch's FSDP1"},
+                                                               {"_checkpoint_wrapped_module.", "its recompute"}};
+  for (const auto& [word, who] : kWrappers) {
+    const auto is_wrapped = [&, word = word](const std::string& name) { return known.contains(without(name, word)); };
+    if (unexpected.empty() || !std::all_of(unexpected.begin(), unexpected.end(), is_wrapped)) continue;
+    return c10::str("; their names have \"", word, "\", the mark of ", who,
+                    ", in them: save the model that it wraps, or rename the tensors");
+  }
+  return "";
+}
+
 }  // namespace
+
+bool is_borrowed_head(const WeightTarget& target) {
+  return target.names.front() == kHeadWeight && target.names.size() == 1 && target.source.ends_with(kEmbeddingsName);
+}
+
+bool is_bare_name(const WeightTarget& target) {
+  return !target.stacked && !is_borrowed_head(target) && !target.source.empty() &&
+         std::find(target.names.begin(), target.names.end(), target.source) == target.names.end();
+}
 
 std::string WeightMismatch::text() const {
   std::string problem;
@@ -74,7 +113,7 @@ std::string WeightMismatch::text() const {
   if (!unexpected.empty()) problem += "; unexpected: " + listed(unexpected);
   if (!sizes.empty()) problem += "; of other sizes: " + listed(sizes);
   if (!integers.empty()) problem += "; of integers, so quantised: " + listed(integers);
-  return problem;
+  return problem + hint;
 }
 
 std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const std::vector<TensorInfo>& infos,
@@ -97,8 +136,8 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
     }
     if (!at::isFloatingType(stored.at(target.source)->dtype)) mismatch.integers.push_back(target.source);
     const auto wanted = global_sizes(target.parameter);
+    known.insert(target.source);
     if (target.stacked) {
-      known.insert(target.source);
       auto& experts = experts_in[target.source];
       experts = std::max(experts, target.stacked->expert + 1);
     }
@@ -116,9 +155,10 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
       mismatch.sizes.push_back(c10::str(source, " of ", there, " experts for ", experts));
   }
   for (const auto& info : infos) {
-    const bool needed_here = !is_derived(info.name) && !is_on_other_rank(info.name);
-    if (needed_here && !known.contains(info.name)) mismatch.unexpected.push_back(info.name);
+    if (known.contains(info.name) || is_on_other_rank(info.name)) continue;
+    (is_derived(info.name) ? mismatch.unused : mismatch.unexpected).push_back(info.name);
   }
+  mismatch.hint = hint_at_wrapper(mismatch.unexpected, known);
   return targets;
 }
 

@@ -18,7 +18,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kOwnHead = "lm_head.weight";
 constexpr const char* kEmbeddingsEnd = "embed_tokens.weight";
 
 /// Why the model is none that is built here; empty: it is one.
@@ -50,7 +49,7 @@ std::optional<int64_t> other_vocabulary(const std::vector<WeightTarget>& targets
   size_t explained = 0;
   for (const auto& target : targets) {
     if (target.stacked || target.parameter.dim() != 2) continue;
-    if (!target.source.ends_with(kEmbeddingsEnd) && target.source != kOwnHead) continue;
+    if (!target.source.ends_with(kEmbeddingsEnd) && target.source != kHeadWeight) continue;
     const auto stored = std::find_if(weights.begin(), weights.end(),
                                      [&](const TensorInfo& info) { return info.name == target.source; });
     const auto& sizes = stored->sizes;
@@ -91,9 +90,9 @@ WeightCheck::Problem WeightCheck::problem_of(const std::vector<TensorInfo>& weig
   const auto targets = match_weights(*model_, weights, mismatch);
   for (const auto& target : targets) {
     // Who trains may fill an own head from the embeddings; who reads files finds none.
-    const bool borrowed = target.names.front() == kOwnHead && target.source.ends_with(kEmbeddingsEnd);
-    if (!borrowed) continue;
-    mismatch.missing.push_back(std::string(kOwnHead) + " (config.json says \"tie_word_embeddings\": false)");
+    problem.lacks_prefix = problem.lacks_prefix || is_bare_name(target);
+    if (!is_borrowed_head(target)) continue;
+    mismatch.missing.push_back(std::string(kHeadWeight) + " (config.json says \"tie_word_embeddings\": false)");
     problem.lacks_head = mismatch.text() == "; missing: " + mismatch.missing.back();
   }
   if (const auto rows = other_vocabulary(targets, weights, mismatch)) {
@@ -113,7 +112,9 @@ void WeightCheck::check_step(const std::vector<TensorInfo>& weights, const std::
               "--skip-train --save-hf DIR; DIR gets the weights of --hf-model with the adapters merged in, and "
               "DIR/adapter the adapters as PEFT loads them");
   if (model_ == nullptr) return;
-  const auto problem = problem_of(weights);
+  auto problem = problem_of(weights);
+  if (problem.text.empty() && problem.lacks_prefix)
+    problem.text = "weights whose names lack the \"model.\" of a model with a head: give --hf-prefix model.";
   if (problem.text.empty()) return;
   TORCH_CHECK(!are_megatrons(weights), step,
               " has Megatron's names of weights: give --megatron-layout (torch_dist_to_hf)");
@@ -126,9 +127,13 @@ void WeightCheck::check_step(const std::vector<TensorInfo>& weights, const std::
             "run write the files (pretrain --load RUN --skip-train --save-hf DIR)");
 }
 
-void WeightCheck::check_files(const std::vector<TensorInfo>& weights) const {
+void WeightCheck::check_files(const std::vector<TensorInfo>& weights, bool are_renamed) const {
   if (model_ == nullptr) return;
   const auto problem = problem_of(weights);
+  TORCH_CHECK(
+      !problem.text.empty() || !problem.lacks_prefix || are_renamed, directory_,
+      " has weights whose names lack the \"model.\" of a model with a head: give --dcp-prefix model., which puts "
+      "it before each of them");
   TORCH_CHECK(problem.text.empty(), directory_, " has ", problem.text,
               problem.lacks_head
                   ? ". Where the head is the embeddings, give --tie-weight-mapping "

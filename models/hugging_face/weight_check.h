@@ -24,14 +24,16 @@ class WeightCheck {
   /// adapters, or, unless unknown(), not those of config.json in names and sizes. `step` is where
   /// they come from.
   void check_step(const std::vector<TensorInfo>& weights, const std::string& step) const;
-  /// Those of the directory's own files.
-  void check_files(const std::vector<TensorInfo>& weights) const;
+  /// Those of the directory's own files. `are_renamed`: on their way into a step; else names without "model.", which
+  /// a step must have, are an error, too.
+  void check_files(const std::vector<TensorInfo>& weights, bool are_renamed) const;
 
  private:
   struct Problem {
     std::string text{};  // empty: none
     bool is_vocabulary = false;
-    bool lacks_head = false;  // and nothing else
+    bool lacks_head = false;    // and nothing else
+    bool lacks_prefix = false;  // "model." before the names
   };
   Problem problem_of(const std::vector<TensorInfo>& weights) const;
 

@@ -77,7 +77,8 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
     missing.erase(last_name(path));
     TORCH_CHECK(!tied.contains(layer.weight.unsafeGetTensorImpl()), "--lora-target-modules: ", path,
                 " shares its weight with the embeddings, which an adapter would not change: leave ", last_name(path),
-                " out, or give --untie-embeddings-and-output-weights");
+                " out, or untie them: \"tie_word_embeddings\": false in config.json, or for a network of flags "
+                "--untie-embeddings-and-output-weights");
     // Drawn for other ranks' experts too: all adapters start as on one rank.
     layer.add_adapter(options.rank, options.alpha / static_cast<double>(options.rank), options.dropout);
     count += own;

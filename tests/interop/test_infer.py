@@ -95,11 +95,16 @@ def test_one_rank(wanted):
 
 
 def test_windows_shorter_than_the_texts(tmp_path):
-    """Ranks share a sequence."""
+    """Ranks share a sequence. Some texts are longer than the original positions, some by what is generated."""
     torch.manual_seed(4)
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=5, query_pre_attn_scalar=9)).eval()
+    longrope = dict(rope_type="longrope", original_max_position_embeddings=12, short_factor=[1.0] * 4,
+                    long_factor=[2.0, 3.0, 5.0, 7.0], rope_theta=500.0)
+    model = Gemma3ForCausalLM(Gemma3TextConfig(
+        **SIZES, sliding_window=5, query_pre_attn_scalar=9, layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={"full_attention": longrope, "sliding_attention": dict(rope_type="default")})).eval()
+    model.generation_config.use_cache = False  # or it keeps keys that were turned for a shorter text
     expected = make_wanted(tmp_path, model)
-    common = ["--hf-model", tmp_path / "model", "--seq-length", "23", "--micro-batch-size", "3", "--use-torch-fsdp2",
+    common = ["--hf-model", tmp_path / "model", "--seq-length", "23", "--use-torch-fsdp2",
               "--context-parallel-size", "2", *BOTH]
     for way in ("a2a", "p2p"):  # in a ring texts are filled up
         infer(tmp_path, 2, "--cp-comm-type", way, *common)

@@ -2,10 +2,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 
 #include "checkpoint/hugging_face/hf_weights.h"
@@ -90,14 +92,61 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
   });
 }
 
-TEST(LoadHfWeights, AnUntiedHeadTakesTheEmbedding) {
+TEST(LoadHfWeights, AnUntiedHeadTakesTheEmbeddingAndIsTold) {
   const Saved saved;
   DecoderModel model(small_config(/*tied=*/false));
   model.to(device_of_tests());
-  load_hf_weights(model, saved.folder.path());
+  std::vector<std::string> told;
+  load_hf_weights(model, saved.folder.path(), [&](Severity, const std::string& text) { told.push_back(text); });
+  EXPECT_THAT(told, ::testing::ElementsAre(::testing::HasSubstr("has no lm_head.weight, and config.json says")));
   const auto parameters = model.named_parameters();
   EXPECT_FALSE(parameters["lm_head.weight"].is_same(parameters["model.embed_tokens.weight"]));
   EXPECT_TRUE(at::equal(parameters["lm_head.weight"], saved.model.named_parameters()["model.embed_tokens.weight"]));
+}
+
+using Renaming = std::function<std::string(const std::string&)>;
+
+/// Loads a tied model from its weights by other names, with a head that is not the embeddings where `head` is true,
+/// and with frequencies where `told` is there. What the error says; empty: it has the weights.
+std::string error_of_names(const Saved& saved, const Renaming& rename, bool head,
+                           std::vector<std::string>* told = nullptr) {
+  TemporaryFolder folder;
+  std::map<std::string, at::Tensor> weights;
+  for (const auto& item : saved.model.named_parameters()) {
+    if (item.key() != "lm_head.weight") weights[rename(item.key())] = item.value().detach();
+  }
+  if (head) weights[rename("lm_head.weight")] = weights[rename("model.embed_tokens.weight")] + 1;
+  if (told != nullptr) weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({2});
+  std::vector<TensorInfo> infos;
+  for (const auto& [name, tensor] : weights) infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+  save_hf_weights(folder.path(), infos, [&](const TensorInfo& info) { return weights.at(info.name); });
+  DecoderModel model(small_config(/*tied=*/true));
+  model.to(device_of_tests());
+  try {
+    load_hf_weights(model, folder.path(), [&](Severity, const std::string& text) {
+      if (told != nullptr) told->push_back(text);
+    });
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  for (const auto& item : model.named_parameters())
+    EXPECT_TRUE(at::equal(item.value(), saved.model.named_parameters()[item.key()])) << item.key();
+  return "";
+}
+
+TEST(LoadHfWeights, EveryTensorIsUsedOrTold) {
+  const Saved saved;
+  const Renaming same = [](const std::string& name) { return name; };
+  const Renaming bare = [](const std::string& name) { return name.substr(6); };
+  const Renaming compiled = [](const std::string& name) { return "_orig_mod." + name; };
+  std::vector<std::string> told;
+  EXPECT_EQ(error_of_names(saved, same, /*head=*/false, &told), "");
+  EXPECT_THAT(told, ::testing::ElementsAre(::testing::HasSubstr("1 tensors are not used")));
+  EXPECT_THAT(error_of_names(saved, same, /*head=*/true),
+              ::testing::HasSubstr("has other values for lm_head.weight than for model.embed_tokens.weight"));
+  EXPECT_EQ(error_of_names(saved, bare, /*head=*/false), "");
+  EXPECT_THAT(error_of_names(saved, compiled, /*head=*/false),
+              ::testing::HasSubstr("their names have \"_orig_mod.\", the mark of torch.compile, in them"));
 }
 
 TEST(LoadHfWeights, OtherWeightsAreListedAndNothingChanges) {
