@@ -76,10 +76,18 @@ void warn_of_length(const DecoderConfig& config, const Arguments& arguments, con
   sink(Severity::kWarning, "--seq-length " + std::to_string(length) + " is more than the " + std::to_string(longest) +
                                " positions (max_position_embeddings) of " + *arguments.hf_model +
                                ", which the model was not trained for: shorten it, or " +
-                               (plain ? "scale the positions by \"rope_scaling\": {\"rope_type\": \"linear\", "
-                                        "\"factor\": " +
-                                            factor + ".0} in config.json"
+                               (plain ? "scale the positions by \"rope_type\": \"linear\", \"factor\": " + factor +
+                                            ".0 in the rope_parameters of config.json (older ones: rope_scaling)"
                                       : "multiply the factor of its rope scaling in config.json by " + factor));
+}
+
+/// A config.json that is wrong now will be wrong again.
+DecoderConfig decoder_config_or_usage_error(const Arguments& arguments) {
+  try {
+    return decoder_config(arguments);
+  } catch (const c10::Error& error) {
+    throw UsageError(error.what_without_backtrace());
+  }
 }
 
 }  // namespace
@@ -115,7 +123,12 @@ Dict network_arguments(const DecoderConfig& config) {
 
 void take_network_from_hf_model(Arguments& arguments, const DiagnosticSink& sink) {
   if (!arguments.hf_model) return;
-  const DecoderConfig config = decoder_config(arguments);
+  const DecoderConfig config = decoder_config_or_usage_error(arguments);
+  if (arguments.untie_embeddings_and_output_weights && config.tie_word_embeddings) {
+    sink(Severity::kNotice, "--untie-embeddings-and-output-weights is not used: " + *arguments.hf_model +
+                                "/config.json says \"tie_word_embeddings\": true; write false there to train a head of "
+                                "its own");
+  }
   warn_of_length(config, arguments, sink);
   auto values = network_values(config);
   values.erase("vocab_size");  // NullTokenizer's: the text's, not the model's

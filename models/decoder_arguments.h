@@ -11,7 +11,7 @@
 namespace megashard {
 
 /// A message about each flag given that says something else than config.json (naming both).
-/// --untie-embeddings-and-output-weights and --init-method-std override instead.
+/// --init-method-std overrides instead, and --untie-embeddings-and-output-weights is told to have no effect.
 std::vector<std::string> contradictions(const DecoderConfig& config, const Arguments& arguments);
 
 /// Megatron's arguments that describe the network, by their names in a checkpoint's `args`.

@@ -97,7 +97,6 @@ void apply_flags(DecoderConfig& config, const Arguments& arguments) {
   Mistakes mistakes;
   for (const auto& each : contradictions(config, arguments)) mistakes.add(each);
   mistakes.throw_if_any();
-  if (arguments.untie_embeddings_and_output_weights) config.tie_word_embeddings = false;
   if (arguments.is_given("init_method_std")) config.init_std = arguments.init_method_std;
 }
 

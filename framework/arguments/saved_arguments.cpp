@@ -75,6 +75,12 @@ bool must_match(const Option& option, const Arguments& arguments) {
 }
 
 std::string remedy(const Option& option, const ArgumentValue& theirs, const Arguments& arguments) {
+  if (arguments.hf_model && option.name == "untie_embeddings_and_output_weights") {
+    const bool was_tied = !std::get<bool>(theirs);
+    return std::string("its model was ") + (was_tied ? "tied" : "not tied") +
+           "; write \"tie_word_embeddings\": " + (was_tied ? "true" : "false") + " into " + *arguments.hf_model +
+           "/config.json";
+  }
   if (arguments.hf_model) {
     return "it was trained from another model than --hf-model " + *arguments.hf_model + "; give that one";
   }

@@ -74,9 +74,10 @@ void check_tied(const std::vector<FurtherKey>& further, const std::vector<std::s
                 const std::string& folder) {
   for (const auto& [key, shared, found] : further) {
     const bool is_there = std::find(missing.begin(), missing.end(), key) == missing.end();
-    TORCH_CHECK(!is_there || found.equal(shared), folder, " holds other values for ", key,
-                " than for the weight that it shares here: its model was not tied; give "
-                "--untie-embeddings-and-output-weights, or tie_word_embeddings false in config.json");
+    TORCH_CHECK(
+        !is_there || found.equal(shared), folder, " holds other values for ", key,
+        " than for the weight that it shares here: its model was not tied; give "
+        "--untie-embeddings-and-output-weights, with --hf-model \"tie_word_embeddings\": false in its config.json");
   }
 }
 

@@ -63,28 +63,32 @@ def check_logits(written, dtype, family=AutoModelForCausalLM):
     return type(model).__name__
 
 
-@pytest.mark.parametrize("family, config, flags, dtype", [
-    (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True), [], torch.float32),
-    (LlamaForCausalLM, LlamaConfig(**SMALL), ["--bf16"], torch.bfloat16),
-    (LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True), ["--untie-embeddings-and-output-weights"],
+@pytest.mark.parametrize("family, config, edit, flags, dtype", [
+    (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True), {}, [],
      torch.float32),
-    (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=6), [], torch.float32),
+    (LlamaForCausalLM, LlamaConfig(**SMALL), {}, ["--bf16"], torch.bfloat16),
+    (LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True), {"tie_word_embeddings": False}, [],
+     torch.float32),
+    (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=6), {}, [], torch.float32),
     (Gemma3ForCausalLM, Gemma3TextConfig(**SMALL, head_dim=16, sliding_window=6, pad_token_id=None),
-     ["--apply-layernorm-1p"], torch.float32),
+     {}, ["--apply-layernorm-1p"], torch.float32),
 ], ids=["tied", "bf16", "untied", "mistral", "gemma3"])
-def test_a_model_of_transformers(tmp_path, family, config, flags, dtype):
+def test_a_model_of_transformers(tmp_path, family, config, edit, flags, dtype):
     """Trained and written; the training is stopped by --exit-interval. The model was stored in the other dtype."""
     source, written, save = tmp_path / "source", tmp_path / "written", tmp_path / "save"
     torch.manual_seed(0)
     family(config).to(torch.bfloat16 if dtype == torch.float32 else torch.float32).save_pretrained(source)
     (source / "tokenizer.json").write_text("{}")
+    says = json.loads((source / "config.json").read_text()) | edit
+    (source / "config.json").write_text(json.dumps(says))
     _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 9, "--exit-interval", 3, "--save", save,
                       "--save-hf", written, *flags)
     assert f"successfully saved Hugging Face files to {written}" in out
     assert sorted(path.name for path in written.iterdir()) == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
     check_weights(written, save)
-    tied = config.tie_word_embeddings and "--untie-embeddings-and-output-weights" not in flags
+    tied = says["tie_word_embeddings"]
+    assert ("has no lm_head.weight, and config.json says" in out) == (config.tie_word_embeddings and not tied)
     assert ("lm_head.weight" in load_file(written / "model.safetensors")) == (not tied)
     assert check_logits(written, dtype) == family.__name__
     _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 1, "--save-hf", source / "../source",
