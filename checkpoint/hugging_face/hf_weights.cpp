@@ -96,9 +96,13 @@ class SafetensorsReader : public CheckpointReader {
 
 /// The files that an index names, each checked to hold what it says.
 void add_indexed_files(SafetensorsReader& reader, const std::string& directory, const std::string& index_path) {
+  const auto single = directory + "/" + kHfWeightsFile;
   const auto file_names = parse_weight_map(read_small_file(index_path, kMaxIndexBytes), index_path);
   std::set<std::string> files;
   for (const auto& [name, file] : file_names) files.insert(file);
+  TORCH_CHECK(files.contains(kHfWeightsFile) || !path_exists(single), directory,
+              " has two sets of weights: ", kHfWeightsFile, ", which transformers reads, and the ", files.size(),
+              " of ", kHfIndexFile, "; move away the one that is not the model, the index with its files");
   std::vector<std::string> missing;
   for (const auto& file : files) {
     if (!path_exists(directory + "/" + file)) missing.push_back(file);

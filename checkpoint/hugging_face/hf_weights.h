@@ -22,7 +22,8 @@ inline constexpr const char* kHfIndexFile = "model.safetensors.index.json";
 /// model.safetensors.index.json names, one after the other. Opening maps the files and reads their
 /// headers only; tensors are views as of SafetensorsFile::tensor. The files' __metadata__ are the
 /// values. Throws, with the remedy, when the directory has no weights (or a save into it was cut short
-/// while it replaced them), an index that is not one, or a file it names is missing.
+/// while it replaced them), an index that is not one, a file it names is missing, or
+/// model.safetensors lies beside an index that names others.
 std::unique_ptr<CheckpointReader> open_hf_weights(const std::string& directory);
 /// One .safetensors file.
 std::unique_ptr<CheckpointReader> open_safetensors(const std::string& path);

@@ -365,7 +365,7 @@ def test_a_config_that_nobody_knows_is_said_to_be_unchecked(models, tmp_path):
 def test_settings_that_change_no_size_do_not_matter(models, tmp_path):
     """A model that is not computed here is converted all the same."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"hidden_act": "mish",
-                                                              "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}))
+                                                              "rope_scaling": {"rope_type": "su", "factor": 4.0}}))
     converted("dcp_to_hf", "--load-dir", models / "llama_dcp" / "release", "--model-assets-dir", tmp_path, "--save-dir",
               tmp_path / "hf")
     assert same(weights(tmp_path / "hf"), weights(models / "llama"))

@@ -27,6 +27,7 @@ CASES = {
         "--expert-model-parallel-size 2 needs a model with experts, and this one has none; leave it out"),
 }
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 ANOTHER = {  # a directory's files, and a part of the message; False: config.json is not there, None: as it should be
     "an empty directory": ({"config.json": False}, "must be a Hugging Face model directory with a config.json in it"),
     "a config that is no JSON": ({"config.json": "{bad"}, "config.json is no JSON, or was cut short"),
@@ -41,8 +42,24 @@ ANOTHER = {  # a directory's files, and a part of the message; False: config.jso
                                  "num_attention_heads 2 is not divisible by"),
     "an unknown activation": ({"config.json": {"hidden_act": "mish"}},
                               "hidden_act mish is not supported; known are silu"),
-    "unknown positions": ({"config.json": {"rope_scaling": {"rope_type": "yarn", "factor": 2}}},
-                          "rope_type yarn is not supported; known"),
+    "unknown positions": ({"config.json": {"rope_scaling": {"rope_type": "su", "factor": 2}}},
+                          "rope_type su is not supported; known are default, linear, llama3, yarn, dynamic and"),
+    "positions in two places": (
+        {"config.json": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": YARN}},
+        'rope_parameters and rope_scaling describe the same positions, and not alike: they say rope_type "default" and '
+        '"yarn"; factor nothing and 4.0; original_max_position_embeddings nothing and 8; rope_theta 1000000.0 and '
+        "10000.0. Put what is meant, rope_theta included, into one of them and take the other out"),
+    "rope_theta in two places": ({"config.json": {"rope_theta": 500, "rope_parameters": YARN | {"rope_theta": 10000}}},
+                                 "rope_theta says 500 and rope_parameters.rope_theta says 10000: keep the one that is"),
+    "a part of a head that turns": ({"config.json": {"partial_rotary_factor": 0.5}},
+                                    "partial_rotary_factor 0.5: this family turns all channels of a head"),
+    "padding beyond the vocabulary": ({"config.json": {"pad_token_id": 64}},
+                                      "pad_token_id 64 is no token of the vocabulary, of 64; write null"),
+    "two sets of weights": ({"model.safetensors": None, "model-00001-of-00001.safetensors": None,
+                             "model.safetensors.index.json": {"weight_map": {
+                                 "model.norm.weight": "model-00001-of-00001.safetensors"}}},
+                            "has two sets of weights: model.safetensors, which transformers reads, and the 1 of "
+                            "model.safetensors.index.json; move away the one that is not the model"),
     "quantised weights": ({"config.json": {"quantization_config": {"quant_method": "gptq"}}},
                           "the weights are quantised"),
     "PEFT adapters": ({"config.json": False, "adapter_config.json": "{}"},
@@ -161,7 +178,8 @@ def make_model(folder, place, files):
 def test_a_directory_that_is_no_model(folder, tmp_path, name):
     files, message = ANOTHER[name]
     make_model(folder, tmp_path, files)
-    check(([*FROM_MODEL, "{place}"], FAILURE, message), place=tmp_path)
+    code = USAGE if "config.json" in files and "model.safetensors" not in files else FAILURE  # what config.json says
+    check(([*FROM_MODEL, "{place}"], code, message), place=tmp_path)
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -211,7 +229,7 @@ def test_a_sequence_beyond_the_models_positions_is_warned_of(folder, tmp_path, p
     done = run(program, "--hf-model", tmp_path, "--seq-length", "40", "--data-path", folder / "good", *flags)
     assert done.returncode == 0, done.stderr
     assert "WARNING: --seq-length 40 is more than the 16 positions (max_position_embeddings)" in done.stdout
-    assert '"rope_scaling": {"rope_type": "linear", "factor": 3.0} in config.json' in done.stdout
+    assert '"rope_type": "linear", "factor": 3.0 in the rope_parameters of config.json' in done.stdout
 
 
 def test_documents_longer_than_a_sequence(folder, tmp_path):
@@ -219,3 +237,17 @@ def test_documents_longer_than_a_sequence(folder, tmp_path):
     check(([*INFER, "16"], FAILURE, "has 40 tokens; it must have 1 to 17, which is --seq-length and one: give "
            "--seq-length 39"),
           place=tmp_path, folder=folder)
+
+
+def test_a_launch_lines_flag_of_untied_weights_on_a_tied_model(folder, tmp_path):
+    """config.json says; and a later change of it is told by what it changes."""
+    tied = {"config.json": {"tie_word_embeddings": True}, "model.safetensors": None}
+    make_model(folder, tmp_path / "model", tied)
+    done = run(*FROM_MODEL, tmp_path / "model", "--untie-embeddings-and-output-weights", "--save", tmp_path / "run",
+               "--save-interval", "2")
+    assert done.returncode == 0, done.stderr
+    assert "--untie-embeddings-and-output-weights is not used: " in done.stdout
+    make_model(folder, tmp_path / "model", {"config.json": {"tie_word_embeddings": False}})
+    check(([*FROM_MODEL, "{place}/model", "--load", "{place}/run"], USAGE,
+           'its model was tied; write "tie_word_embeddings": true into {place}/model/config.json'.format(
+               place=tmp_path)), place=tmp_path)
