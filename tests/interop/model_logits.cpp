@@ -2,7 +2,7 @@
 // DIR/flags.json, a list of lists), loads DIR/*.safetensors, runs DIR/input.bin (safetensors: tokens,
 // labels [B, T] int64, and position_ids and token_mask if wanted) and writes DIR/output.bin
 // (safetensors): logits, loss [B, T], zeros where the mask is, and grad.NAME of the loss's mean for
-// every parameter.
+// every parameter. With --each first, errors go to DIR/error.txt and what is told to DIR/told.txt.
 #include <ATen/core/grad_mode.h>
 
 #include <fstream>
@@ -11,6 +11,7 @@
 
 #include "checkpoint/hugging_face/safetensors.h"
 #include "framework/arguments/argument_table.h"
+#include "framework/diagnostics.h"
 #include "models/decoder/decoder_model.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/register_models.h"
@@ -47,12 +48,12 @@ megashard::Arguments network_of(const std::string& dir) {
   return arguments;
 }
 
-void run(const std::string& dir) {
+void run(const std::string& dir, const megashard::DiagnosticSink& sink) {
   megashard::ModelRegistry registry;
   megashard::register_models(registry);
   const megashard::Arguments arguments = network_of(dir);
   const auto model = registry.create(arguments);
-  megashard::load_hf_weights(*model, dir);
+  megashard::load_hf_weights(*model, dir, sink);
 
   const megashard::SafetensorsFile file(dir + "/input.bin");
   megashard::Batch input;
@@ -85,8 +86,22 @@ void run(const std::string& dir) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const bool each = argc > 1 && argv[1] == std::string("--each");
+  for (int i = 2; each && i < argc; ++i) {
+    const std::string dir = argv[i];
+    const auto told = [&](megashard::Severity, const std::string& text) {
+      std::ofstream(dir + "/told.txt", std::ios::app) << text << '\n';
+    };
+    try {
+      run(dir, told);
+    } catch (const c10::Error& error) {
+      std::ofstream(dir + "/error.txt") << error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      std::ofstream(dir + "/error.txt") << error.what();
+    }
+  }
   try {
-    for (int i = 1; i < argc; ++i) run(argv[i]);
+    for (int i = 1; !each && i < argc; ++i) run(argv[i], [](auto, const auto&) {});
   } catch (const c10::Error& error) {
     std::cerr << error.what_without_backtrace() << '\n';
     return 1;

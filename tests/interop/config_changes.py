@@ -1,0 +1,156 @@
+"""Changes to config.json that make it odd, wrong, or say one thing twice: of every key that transformers'
+configurations of our text families have, and of those that older versions had."""
+import dataclasses
+import itertools
+import random
+
+import transformers
+from transformers import (Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
+
+VOCAB, LENGTH, POSITIONS, ORIGINAL = 96, 40, 24, 16  # sequences are longer than both
+SIZES = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=POSITIONS, eos_token_id=2, bos_token_id=1)
+FAMILIES = {
+    "llama": LlamaConfig(**SIZES),
+    "mistral": MistralConfig(**SIZES, sliding_window=None),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen2_tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
+    "gemma3_text": Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=6, query_pre_attn_scalar=16,
+                                    layer_types=["sliding_attention", "full_attention"]),
+}
+ABSENT = "absent"  # the key is taken out
+GENERAL = {field.name for field in dataclasses.fields(transformers.PretrainedConfig)} - {
+    "tie_word_embeddings", "pad_token_id", "rope_parameters"}
+SILENT = {"use_cache", "pretraining_tp", "initializer_range", "bos_token_id", "eos_token_id"}  # without an effect here
+FULL, SLIDES = "full_attention", "sliding_attention"
+
+PAIRS = 8  # of a head's 16 channels
+ROPES = {  # by the kind of positions; every one also alone
+    "default": dict(rope_type="default"),
+    "linear": dict(rope_type="linear", factor=3.0),
+    "llama3": dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=ORIGINAL),
+    "yarn": dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=ORIGINAL),
+    "yarn, mscale": dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=ORIGINAL, mscale=1.2,
+                         mscale_all_dim=0.7, beta_fast=8, beta_slow=0.5),
+    "yarn, attention_factor": dict(rope_type="yarn", factor=2.5, original_max_position_embeddings=ORIGINAL,
+                                   attention_factor=1.3, truncate=False),
+    "dynamic": dict(rope_type="dynamic", factor=4.0),
+    "longrope": dict(rope_type="longrope", short_factor=[1.0 + 0.1 * i for i in range(PAIRS)],
+                     long_factor=[1.5 + 0.6 * i for i in range(PAIRS)], original_max_position_embeddings=ORIGINAL),
+    "longrope, factor": dict(rope_type="longrope", short_factor=[1.0] * PAIRS, factor=5.0,
+                             long_factor=[1.5 + 0.6 * i for i in range(PAIRS)],
+                             original_max_position_embeddings=LENGTH),
+    "phi3's su": dict(type="su", short_factor=[1.0] * PAIRS, long_factor=[2.0] * PAIRS),
+    "axial": dict(rope_type="axial"),
+    "no name": dict(rope_type=None, factor=2.0),
+}
+ODD = {  # beside what odd_values() makes of a key's value
+    "hidden_act": ["swish", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "gelu_pytorch_tanh", "gelu_python", "relu",
+                   "relu2", "relu6", "tanh", "SiLU", "mish", "laplace", "linear", "sigmoid"],
+    "hidden_activation": ["silu", "gelu", "gelu_new", "gelu_accurate", "gelu_10", "GELU"],
+    "sliding_window": [4, 1, POSITIONS], "max_window_layers": [1, 2, 99], "decoder_sparse_step": [2, 3],
+    "mlp_only_layers": [[0], [0, 1], [7], [-1], ["0"], [1.0]], "num_experts_per_tok": [1, 3, 4, 5],
+    "layer_types": [[FULL, FULL], [SLIDES, SLIDES], [SLIDES, FULL], [FULL], [FULL, SLIDES, FULL], ["full", "full"],
+                    [FULL, "chunked_attention"], [FULL, "linear_attention"], [], "full_attention"],
+    "pad_token_id": [-1, 0, 7, 95, 96, -96, -97, 1000, "0", [0]], "query_pre_attn_scalar": [8, 256],
+    "rope_theta": [1, 2, 1e6, 500000], "tie_word_embeddings": [], "num_key_value_heads": [1, 4, 3, 8],
+    "attention_dropout": [-0.5, 1.5], "norm_topk_prob": [], "router_aux_loss_coef": [0.5],
+    "sliding_window_pattern": [1, 2, 3, 6, 0, -1, "2", 2.0],
+    "partial_rotary_factor": [0.5, 1, 1.0, 0.25, 0, "0.5", 2.0], "original_max_position_embeddings": [8, 64],
+    "quantization_config": [{"quant_method": "gptq", "bits": 4}, {}, None, "fp8"],
+    "num_local_experts": [4, 8, 2], "layer_norm_eps": [1e-3], "layer_norm_epsilon": [1e-3], "norm_eps": [1e-3],
+    "n_layer": [3], "num_layers": [1], "n_embd": [64], "ffn_hidden_size": [64], "kv_channels": [4], "n_head": [8],
+    "qkv_bias": [True], "bias": [True], "use_bias": [True], "use_qk_norm": [True, False], "qk_norm": [True],
+    "logit_scale": [2.0], "embedding_multiplier": [3.0], "logits_scaling": [2.0], "residual_multiplier": [0.5],
+    "final_logit_softcapping": [30.0, 0.0, None, "30"], "attn_logit_softcapping": [50.0, 0.0],
+    "torch_dtype": ["bfloat16", "float8"], "dtype": ["bfloat16"], "moe_layers": [[0]], "first_k_dense_replace": [1],
+    "num_nextn_predict_layers": [1], "n_shared_experts": [1], "attention_out_bias": [True],
+    "use_parallel_residual": [True], "rope_local_base_freq": [100, 10000.0, None],
+    "rope_scaling": [{}, None, [], "yarn"],
+    "model_type": ["phi3", "Llama", "", None, 3, "qwen3_next"], "text_config": [{"hidden_size": 64}],
+    "head_dim": [8, 16, 4, 7], "no_rope_layers": [[1, 0]], "per_layer_config": [{}], "attention_chunk_size": [8],
+}
+
+
+def odd_values(value):
+    if isinstance(value, bool):
+        return [not value, int(value), str(value).lower(), None, ABSENT]
+    if isinstance(value, float):  # transformers refuses whole numbers for it, which are no other values
+        return [None, ABSENT, str(value), [value], -value or -1.0, 0.0, value + 0.5, True]
+    if isinstance(value, int):
+        return [None, ABSENT, str(value), [value], -value or -1, 0, float(value), value + 0.5, True]
+    return [None, ABSENT] + ([[value], value.upper(), "", 3] if isinstance(value, str) else [])
+
+
+def of_keys(family, config):
+    """One key at a time."""
+    own = {field.name for field in dataclasses.fields(type(config))} - GENERAL - SILENT
+    for key in sorted(own | set(ODD)):
+        values = list(ODD.get(key, []))
+        if key in own and key != "rope_parameters":
+            values += odd_values(getattr(config, key, None))
+        for value in values:
+            yield {key: value}
+
+
+def windows():
+    """The keys that say which layers slide, against each other."""
+    for uses, window, first, types in itertools.product(
+            (True, False, None), (4, None, 0), (0, 1, None), (ABSENT, None, [FULL, SLIDES], [SLIDES, SLIDES])):
+        yield {"use_sliding_window": uses, "sliding_window": window, "max_window_layers": first, "layer_types": types}
+
+
+def nested(rope):
+    return rope if rope in (ABSENT, None) else {FULL: rope, SLIDES: {"rope_type": "default", "rope_theta": 100.0}}
+
+
+def renamed(rope):
+    """By the name that transformers had for rope_type before."""
+    return {"type" if key == "rope_type" else key: value for key, value in rope.items()}
+
+
+def ropes(family):
+    """Positions in one place, and in several that are of one mind or not."""
+    shape = nested if family == "gemma3_text" else (lambda rope: rope)
+    for rope in ROPES.values():
+        yield {"rope_parameters": shape(rope | {"rope_theta": 500.0})}
+        yield {"rope_parameters": ABSENT, "rope_scaling": rope, "rope_theta": 500.0}
+        yield {"rope_parameters": ABSENT, "rope_scaling": renamed(rope)}
+        yield {"rope_parameters": ABSENT, "rope_scaling": renamed(rope) | rope}
+        yield {"rope_parameters": shape(rope | {"rope_theta": 500.0}), "rope_scaling": rope | {"rope_theta": 500.0}}
+        yield {"rope_parameters": shape(rope), "rope_scaling": rope, "rope_theta": 500.0}
+        yield {"rope_parameters": shape(rope | {"rope_theta": 500.0}), "rope_scaling": rope}
+        yield {"rope_parameters": shape({"rope_type": "default", "rope_theta": 500.0}), "rope_scaling": rope}
+        yield {"rope_parameters": shape(rope | {"rope_theta": 500.0}), "rope_theta": 1000.0}
+        yield {"rope_parameters": shape(rope | {"partial_rotary_factor": 0.5})}
+        yield {"rope_parameters": shape(rope | {"original_max_position_embeddings": None})}
+        yield {"rope_parameters": shape(rope), "original_max_position_embeddings": 32}
+        for key in rope:
+            yield {"rope_parameters": shape({each: rope[each] for each in rope if each != key})}
+            for value in [None, 0, -2.0, "4", [], True, 0.5]:
+                yield {"rope_parameters": shape(rope | {key: value})}
+    for one, other in itertools.permutations(ROPES.values(), 2):
+        yield {"rope_parameters": shape(one | {"rope_theta": 500.0}), "rope_scaling": other | {"rope_theta": 500.0}}
+        yield {"rope_parameters": ABSENT, "rope_scaling": renamed(one) | other}
+    for rope in ({"factor": 2.0}, {"rope_theta": 300}, {"rope_theta": None}, ROPES["linear"] | {"unknown": 1},
+                 nested(ROPES["linear"]), {FULL: None}, {}, ["linear"], "linear", ROPES["linear"]):
+        yield {"rope_parameters": rope}
+        yield {"rope_parameters": ABSENT, "rope_scaling": rope}
+
+
+def changes(family):
+    """All of a family, each once: what is to be put into its config.json."""
+    found = []
+    for change in itertools.chain(of_keys(family, FAMILIES[family]), windows(), ropes(family)):
+        if change not in found:
+            found.append(change)
+    return found
+
+
+def some(count, seed):
+    """[(family, change)]: as many of all of them, by lot."""
+    everything = [(family, change) for family in FAMILIES for change in changes(family)]
+    return random.Random(seed).sample(everything, min(count, len(everything)))
