@@ -39,7 +39,7 @@ def write_tokens(prefix, token, documents=10):
 
 def write_conversations(prefix, tokens=(3, 50, 50, 4, 1, 2), grid=(1, 2, 4), width=24):
     """A set of two alike: a question with places (50) for a picture of zeros, and an answer."""
-    from preprocess_conversations import Pictures, Sample, Writer
+    from conversation_writer import Pictures, Sample, Writer
 
     writer = Writer(str(prefix), [], [])
     for _ in range(2):
