@@ -169,6 +169,12 @@ void add_parallel_options(std::vector<Option>& rows) {
                 {"cuda", DeviceChoice::kCuda},
                 {"sim", DeviceChoice::kSim}},
                "auto: cuda when there is a GPU; sim: a CUDA device made of the CPU, which finds races");
+  group
+      .add("--check-collective-order", &A::check_collective_order, kFree,
+           "in the first 3 steps and each N steps, whether all ranks gather and reduce the same units in the same "
+           "order; 0: never; unset: in the first 3")
+      .shown_as("N")
+      .at_least(0);
   group.add("--log-host-syncs", &A::log_host_syncs, kFree, "after each step, what made the host wait for the device");
   group
       .add("--distributed-backend", &A::distributed_backend, kFree,

@@ -38,6 +38,7 @@ struct DistributedArguments {
   std::string fsdp2_plan = "off";                  // auto, off, or a file
   std::optional<int64_t> fsdp2_plan_memory_mib;    // that a plan of auto may take more; unset: a tenth of the peak
   std::optional<std::string> fsdp_schedule_trace;  // a folder for rank_N.json
+  std::optional<int64_t> check_collective_order;   // each so many steps, and the first 3; 0: never; unset: the first 3
   bool log_host_syncs = false;                     // what made the host wait for the device
   bool reduce_scatter_during_grad_accumulation = true;
   std::vector<std::string> freeze_module_prefix;  // of parameter names

@@ -95,6 +95,7 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
              .scaler = scaler_.get(),
              .sequence = sequence_ranks(arguments, model, sharding_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
+      order_(model, group_),
       numbers_(group_, device_),
       saver_(state_, group_, callbacks_.print_on_first_rank, [sink = callbacks_.sink](const std::string& line) {
         if (sink) sink(Severity::kWarning, line);
@@ -227,6 +228,24 @@ bool Trainer::reads_step(int64_t iteration) const {
          (arguments_.eval_iters > 0 && ends(arguments_.eval_interval));
 }
 
+at::Tensor Trainer::gradients(const std::vector<Batch>& batches) {
+  constexpr int64_t kFirstSteps = 3;
+  const int64_t every = arguments_.check_collective_order.value_or(0);
+  const bool is_first = steps_of_run_++ < kFirstSteps && arguments_.check_collective_order != 0;
+  if (!is_first && (every == 0 || steps_of_run_ % every != 0)) return step_.gradients(batches);
+  order_.begin_step(state_.iteration + 1);
+  at::Tensor numbers;
+  try {
+    numbers = step_.gradients(batches);
+  } catch (const c10::DistBackendError&) {
+    const std::string why = order_.why_it_failed();
+    if (!why.empty() && callbacks_.sink) callbacks_.sink(Severity::kWarning, why);
+    throw;
+  }
+  order_.end_step();
+  return numbers;
+}
+
 void Trainer::run_step() {
   const auto begin = Clock::now();
   enter_phase("training step", state_.iteration + 1);
@@ -242,7 +261,7 @@ void Trainer::run_step() {
     batches = next_batches(*train_loader_, microbatches_->count());
   }
   const bool reads = reads_step(state_.iteration + 1);
-  const at::Tensor numbers = step_.gradients(batches);
+  const at::Tensor numbers = gradients(batches);
   // Whether the step before was skipped decides on this one's rate. The host asks now that the device has this step's
   // forward and backward to do, so that it never runs dry.
   if (scaler_ && !numbers_.empty()) read_steps();

@@ -23,6 +23,7 @@
 #include "framework/training/step_timers.h"
 #include "framework/training/train_step.h"
 #include "framework/training/training_checkpoint.h"
+#include "parallel/fsdp/collective_order.h"
 
 namespace megashard {
 
@@ -109,6 +110,9 @@ class Trainer {
   TrainingEnd end_of(TrainingEnd how);
   void prepare_training();
   void print_data() const;
+  /// Of the step at hand, for which the numbers are returned; in steps that --check-collective-order asks for, with a
+  /// look at the order of the units.
+  at::Tensor gradients(const std::vector<Batch>& batches);
   /// One iteration: batches, forward, backward, optimizer; the host reads its numbers where it
   /// must.
   void run_step();
@@ -138,7 +142,8 @@ class Trainer {
   std::unique_ptr<StepProfile> profile_;      // of --profile-ranks with --profile
   TrainStep step_;
   TrainingState state_;
-  int64_t train_iters_ = 0;
+  CollectiveOrder order_;
+  int64_t train_iters_ = 0, steps_of_run_ = 0;
   DataSplits splits_;
   std::unique_ptr<DataLoader> train_loader_;  // null: no step is to come
   MetricsWriters writers_;                    // of the first rank

@@ -166,6 +166,7 @@ void FsdpContext::take_settings(FsdpContext& of_unit) {
   is_last_backward &= of_unit.is_last_backward;
   if (!post_optim_event) post_optim_event = std::exchange(of_unit.post_optim_event, std::nullopt);
   if (!observer) observer = std::move(of_unit.observer);
+  if (trail == nullptr) trail = std::move(of_unit.trail);
 }
 
 void FsdpContext::forget(const FsdpState* state) {

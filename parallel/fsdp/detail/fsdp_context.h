@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "parallel/device/streams.h"
+#include "parallel/fsdp/detail/collective_trail.h"
 #include "parallel/fsdp/detail/foreach_reduce.h"
 
 namespace megashard {
@@ -107,8 +108,10 @@ class FsdpContext : public std::enable_shared_from_this<FsdpContext> {
   std::function<void(const char* event, const std::string& group)> observer;
   /// While it is set, nothing is prefetched, and reductions are waited for where they begin.
   std::function<void(UnitMoment moment, FsdpState& unit)> clock;
+  std::shared_ptr<CollectiveTrail> trail;  // null: CollectiveOrder does not look
   void note(const char* event, const std::string& group) const {
     if (observer) observer(event, group);
+    if (trail != nullptr) trail->note(event, group);
   }
 
  private:
