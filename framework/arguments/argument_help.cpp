@@ -1,42 +1,18 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 
 #include "framework/arguments/argument_help.h"
 #include "framework/arguments/argument_table.h"
+#include "framework/arguments/wrapped_text.h"
 
 namespace megashard {
 
 namespace {
 
 constexpr size_t kUsageIndent = 2, kTextIndent = 6;
-
-/// Words and, of usages, choices: a line may end after each.
-std::vector<std::string> breakable(const std::string& text) {
-  std::vector<std::string> pieces(1);
-  for (const char c : text) {
-    pieces.back() += c;
-    if (c == ' ' || c == '|') pieces.emplace_back();
-  }
-  return pieces;
-}
-
-std::string wrapped(const std::string& text, size_t first, size_t indent) {
-  std::string lines;
-  size_t column = first;
-  for (const auto& piece : breakable(text)) {
-    const size_t shown = piece.ends_with(' ') ? piece.size() - 1 : piece.size();
-    if (column > indent && column + shown > kHelpWidth) {
-      if (lines.ends_with(' ')) lines.pop_back();
-      lines += "\n" + std::string(indent, ' ');
-      column = indent;
-    }
-    lines += piece;
-    column += piece.size();
-  }
-  return lines;
-}
 
 std::string help_text(const Option& option, const Arguments& defaults) {
   std::string text = option.help;
@@ -51,10 +27,65 @@ std::string help_text(const Option& option, const Arguments& defaults) {
 std::string lines_of(const Option& option, const Arguments& defaults) {
   std::string usage = option_usage(option);
   for (const auto& other : option.aliases) usage += ", " + other;
-  return "  " + wrapped(usage, kUsageIndent, kTextIndent) + "\n" + help_lines(help_text(option, defaults), kTextIndent);
+  return "  " + wrapped_text(usage, kUsageIndent, kTextIndent) + "\n" +
+         help_lines(help_text(option, defaults), kTextIndent);
+}
+
+std::string lower_with_dashes(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return c == '_' ? '-' : std::tolower(c); });
+  return text;
+}
+
+/// Of the options that are `wanted`: those that are used and `shown`, by group; then those that are accepted without
+/// effect and those that are refused, by reason.
+std::string help_of(const std::function<bool(const Option&)>& wanted, const std::function<bool(const Option&)>& shown) {
+  const Arguments defaults;
+  std::string text, group;
+  std::vector<std::string> reasons[2];                    // in the table's order
+  std::map<std::string, std::vector<std::string>> of[2];  // the flags of a reason
+  const auto list = [&](int which, const std::string& reason, const std::string& what) {
+    auto& flags = of[which][reason];
+    if (flags.empty()) reasons[which].push_back(reason);
+    flags.push_back(what);
+  };
+  for (const auto& option : option_table()) {
+    if (option.status == OptionStatus::kComputed || !wanted(option)) continue;
+    if (option.status == OptionStatus::kWithoutEffect) list(0, option.reason, option.flag);
+    if (option.status == OptionStatus::kRefused) list(1, option.reason, option.flag);
+    for (const auto& refused : option.refused_values) list(1, refused.reason, option.flag + " " + refused.value);
+    if (option.status != OptionStatus::kUsed || !shown(option)) continue;
+    if (option.group != group) {
+      group = option.group;
+      text += "\n" + group + ":\n";
+    }
+    text += lines_of(option, defaults);
+  }
+  const char* titles[] = {"accepted, without effect here", "known, but refused"};
+  for (int which = 0; which < 2; ++which) {
+    if (!reasons[which].empty()) text += std::string("\n") + titles[which] + ":\n";
+    for (const auto& reason : reasons[which]) {
+      text += "  " + wrapped_text(c10::Join(", ", of[which][reason]), kUsageIndent, kUsageIndent) + "\n" +
+              help_lines(reason, kTextIndent);
+    }
+  }
+  return text;
 }
 
 }  // namespace
+
+bool has_words(const std::string& flag, const std::string& help, const std::vector<std::string>& words) {
+  const std::string name = lower_with_dashes(flag), text = " " + lower_with_dashes(help) + " ";
+  return std::ranges::all_of(words, [&](const std::string& each) {
+    const std::string word = lower_with_dashes(each);
+    if (name.find(word) != name.npos) return true;
+    for (size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1)) {
+      if (std::isalnum(static_cast<unsigned char>(text[at - 1])) == 0 &&
+          std::isalnum(static_cast<unsigned char>(text[at + word.size()])) == 0)
+        return true;
+    }
+    return false;
+  });
+}
 
 std::vector<std::string> option_groups() {
   std::vector<std::string> groups;
@@ -86,41 +117,19 @@ std::string option_usage(const Option& option) {
   return usage + (option.nargs == Option::kAnyNumber ? " ..." : "");
 }
 
-std::string help_lines(const std::string& text, size_t indent) {
-  return std::string(indent, ' ') + wrapped(text, indent, indent) + "\n";
+std::string flag_help(const Option& option) {
+  return help_of([&](const Option& each) { return &each == &option; }, [](const Option&) { return true; });
+}
+
+std::string search_help(const std::vector<std::string>& words, const std::function<bool(const Option&)>& shown) {
+  const auto has = [&](const Option& each) {
+    return has_words(each.flag + " " + c10::Join(" ", each.aliases), each.help, words);
+  };
+  return help_of(has, shown);
 }
 
 std::string options_help(const std::function<bool(const Option&)>& shown) {
-  const Arguments defaults;
-  std::string text, group;
-  std::vector<std::string> reasons[2];                    // in the table's order
-  std::map<std::string, std::vector<std::string>> of[2];  // the flags of a reason
-  const auto list = [&](int which, const std::string& reason, const std::string& what) {
-    auto& flags = of[which][reason];
-    if (flags.empty()) reasons[which].push_back(reason);
-    flags.push_back(what);
-  };
-  for (const auto& option : option_table()) {
-    if (option.status == OptionStatus::kComputed) continue;
-    if (option.status == OptionStatus::kWithoutEffect) list(0, option.reason, option.flag);
-    if (option.status == OptionStatus::kRefused) list(1, option.reason, option.flag);
-    for (const auto& refused : option.refused_values) list(1, refused.reason, option.flag + " " + refused.value);
-    if (option.status != OptionStatus::kUsed || !shown(option)) continue;
-    if (option.group != group) {
-      group = option.group;
-      text += "\n" + group + ":\n";
-    }
-    text += lines_of(option, defaults);
-  }
-  const char* titles[] = {"accepted, without effect here", "known, but refused"};
-  for (int which = 0; which < 2; ++which) {
-    text += std::string("\n") + titles[which] + ":\n";
-    for (const auto& reason : reasons[which]) {
-      text += "  " + wrapped(c10::Join(", ", of[which][reason]), kUsageIndent, kUsageIndent) + "\n" +
-              help_lines(reason, kTextIndent);
-    }
-  }
-  return text;
+  return help_of([](const Option&) { return true; }, shown);
 }
 
 }  // namespace megashard

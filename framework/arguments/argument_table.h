@@ -137,9 +137,6 @@ bool set_argument_value(const std::string& name, const ArgumentValue& value, Arg
 std::string range_text(const ValueRange& range);
 /// "--lr FLOAT": the flag with its choices or the kinds of its values.
 std::string option_usage(const Option& option);
-/// Lines of at most kHelpWidth columns.
-inline constexpr size_t kHelpWidth = 80;
-std::string help_lines(const std::string& text, size_t indent);
 /// Options that are `shown`, by group with their defaults; then all that are accepted without
 /// effect and all that are refused, by their reasons.
 std::string options_help(const std::function<bool(const Option&)>& shown);

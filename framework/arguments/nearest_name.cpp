@@ -67,6 +67,7 @@ bool negates(const std::string& name, const std::string& positive) {
 std::optional<std::string> nearest_name(std::string_view name, const std::vector<std::string>& known) {
   constexpr size_t kShortestPart = 4;
   const std::string wanted = bare_name(name);
+  if (wanted == "gpu" && std::ranges::find(known, "cuda") != known.end()) return "cuda";  // not cpu
   const std::string* nearest = nullptr;
   int64_t allowed = std::max<int64_t>(1, static_cast<int64_t>(wanted.size()) / 3);
   for (const auto& candidate : known) {

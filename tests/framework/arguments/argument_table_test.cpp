@@ -6,6 +6,8 @@
 #include <set>
 #include <sstream>
 
+#include "framework/arguments/argument_help.h"
+#include "framework/arguments/wrapped_text.h"
 #include "tests/support/diagnostics.h"
 
 namespace megashard {
@@ -188,6 +190,21 @@ TEST(OptionsHelp, RefusedFlagsAndValuesStandAtTheEnd) {
 TEST(OptionsHelp, FitsIntoEightyColumns) {
   std::istringstream lines(whole_help());
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), kHelpWidth) << line;
+}
+
+TEST(OptionsHelp, AFlagAndASearchHaveTheirParts) {
+  const auto all = [](const Option&) { return true; };
+  EXPECT_THAT(flag_help(*find_option("--lr")),
+              HasSubstr("\nlearning rate:\n  --lr FLOAT\n      largest learning rate"));
+  EXPECT_THAT(flag_help(*find_option("--lr")), Not(HasSubstr("--lr-")));
+  EXPECT_THAT(flag_help(*find_option("--grad-reduce-in-bf16")), HasSubstr("known, but refused:\n  --grad-reduce"));
+  const auto found = search_help({"FP8"}, all);
+  EXPECT_THAT(found, HasSubstr("  --fp8-format "));
+  EXPECT_THAT(found, HasSubstr("refused:"));
+  EXPECT_THAT(found, Not(HasSubstr("--num-layers")));
+  EXPECT_EQ(search_help({"fp8", "zebra"}, all), "");
+  EXPECT_TRUE(has_words("--seed", "of weights, dropout and data order", {"data", "seed"}));
+  EXPECT_FALSE(has_words("--seed", "of weights, dropout and data order", {"drop"}));  // a part of a word
 }
 
 TEST(OptionsHelp, EachValueHasAKind) {
