@@ -11,6 +11,7 @@
 #include "framework/arguments/typed_text.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
+#include "launch/arguments/foreign_flags.h"
 #include "launch/roll/roll_keys.h"
 
 namespace megashard {
@@ -88,6 +89,10 @@ class OptionFile {
   }
 
   void unknown(const YAML::Node& key, const std::string& name) {
+    if (const auto here = name_here(name)) {
+      refuse(key, name, yaml_place(path_, key) + "unknown key \"" + name + "\"; " + here->text + ".", here->flags);
+      return;
+    }
     const auto nearest = nearest_name(name, argument_names());
     refuse(key, name, unknown_key(yaml_place(path_, key), name, argument_names(), "."),
            nearest ? std::vector{flag_of(*nearest)} : std::vector<std::string>{});

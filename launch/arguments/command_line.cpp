@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <filesystem>
 
 #include "framework/arguments/argument_help.h"
 #include "framework/arguments/nearest_name.h"
+#include "framework/arguments/wrapped_text.h"
 #include "launch/arguments/argument_file.h"
+#include "launch/arguments/foreign_flags.h"
 
 namespace megashard {
 
@@ -24,31 +27,59 @@ std::vector<OwnFlag> own_flags(const Program& program) {
   return flags;
 }
 
-/// Of a group of flags, which is called by its words, with - between them or not.
-std::string group_help_of(const Program& program, std::string group) {
-  std::ranges::replace(group, '-', ' ');
-  const auto groups = option_groups();
-  if (std::ranges::find(groups, group) != groups.end()) return group_help(group, program.shown);
-  const auto hint = did_you_mean(group, groups);
-  throw UsageError("--help " + group + ": there is no such group of flags" +
-                   (hint.empty() ? "; there are " + c10::Join(", ", groups) + "." : hint));
+/// Negative numbers are values.
+bool is_flag(const std::string& word) {
+  if (word.size() < 2 || word[0] != '-') return false;
+  return std::isdigit(static_cast<unsigned char>(word[1])) == 0 && word[1] != '.';
+}
+
+std::string own_help(const OwnFlag& flag) {
+  return "  " + flag.flag + (flag.is_switch() ? "" : " " + flag.kind) + "\n" + help_lines(flag.help, 6);
 }
 
 std::string help_of(const Program& program) {
   std::string text = program.purpose;
   text += help_lines("`megashard " + program.name +
-                         " --help GROUP` shows one group of flags: " + c10::Join(", ", option_groups()) + ".",
+                         " --help WORDS` shows the flags that have them, --help --FLAG one, --help GROUP a group: " +
+                         c10::Join(", ", option_groups()) + ".",
                      0) +
           "\n";
-  for (const auto& each : own_flags(program))
-    text += "  " + each.flag + (each.is_switch() ? "" : " " + each.kind) + "\n" + help_lines(each.help, 6);
+  for (const auto& each : own_flags(program)) text += own_help(each);
   return text + options_help(program.shown) + (program.examples.empty() ? "" : "\nExamples:\n" + program.examples);
 }
 
-/// Negative numbers are values.
-bool is_flag(const std::string& word) {
-  if (word.size() < 2 || word[0] != '-') return false;
-  return std::isdigit(static_cast<unsigned char>(word[1])) == 0 && word[1] != '.';
+std::string help_of_flag(const Program& program, const std::string& flag) {
+  std::string spelling = flag;
+  std::replace(spelling.begin() + 2, spelling.end(), '_', '-');
+  const auto own = own_flags(program);
+  const auto found = std::ranges::find(own, spelling, &OwnFlag::flag);
+  if (found != own.end()) return own_help(*found);
+  const Option* option = find_option(flag);
+  if (option != nullptr) return flag_help(*option);
+  throw UsageError("--help " + flag + ": there is no such flag" + did_you_mean(flag, option_spellings()));
+}
+
+/// Of a group of flags, which is called by its words, with - between them or not; or of all flags that have the words.
+std::string help_of_words(const Program& program, const std::vector<std::string>& words) {
+  std::string group = c10::Join(" ", words);
+  std::ranges::replace(group, '-', ' ');
+  const auto groups = option_groups();
+  if (std::ranges::find(groups, group) != groups.end()) return group_help(group, program.shown);
+  std::string text;
+  for (const auto& each : own_flags(program)) {
+    if (has_words(each.flag, each.help, words)) text += own_help(each);
+  }
+  text += search_help(words, program.shown);
+  if (!text.empty()) return text;
+  const auto hint = did_you_mean(group, groups);
+  throw UsageError("--help " + group + ": there is no such group of flags" +
+                   (hint.empty() ? ", and no flag has these words; there are " + c10::Join(", ", groups) + "." : hint));
+}
+
+/// What stands behind --help.
+std::string help_about(const Program& program, const std::vector<std::string>& words) {
+  if (words.empty() || (is_flag(words.front()) && words.size() > 1)) return help_of(program);
+  return is_flag(words.front()) ? help_of_flag(program, words.front()) : help_of_words(program, words);
 }
 
 /// The words of a command line, flag by flag.
@@ -151,6 +182,10 @@ class WordReader {
                                   : "only " + opposite->flag + " changes that."));
       return;
     }
+    if (const auto here = name_here(flag)) {
+      line_.mistakes.add("unknown flag " + flag + "; " + here->text + ".", here->flags);
+      return;
+    }
     const auto nearest = nearest_name(flag, spellings_);
     line_.mistakes.add(
         "unknown flag " + flag +
@@ -209,8 +244,8 @@ const Program& pretrain_program() {
                  "a plan (docs/plan.md), and trains nothing"},
                 {kWorldSize, "INT", "ranks, with --dry-run [the launcher's]"},
                 {kMachine, "NAME|FILE",
-                 "with --dry-run, of the plan: h100, h200, or a YAML file as `megashard "
-                 "plan --measure` writes it [h200]"}},
+                 "with --dry-run, of the plan: a name or a file, as of `megashard plan "
+                 "--device` [h200]"}},
       .shown = [](const Option&) { return true; },
       .examples = "  megashard pretrain run.yaml --dry-run      # what it would do\n"
                   "  megashard launch -n 2 -- pretrain run.yaml --lr 1e-4\n"
@@ -222,13 +257,13 @@ CommandLine parse_arguments(int argc, const char* const* argv, const Program& pr
   std::vector<std::string> words(argv + 1, argv + argc);
   for (size_t i = 0; i < words.size(); ++i) {
     if (words[i] != "--help" && words[i] != "-h") continue;
-    const std::vector<std::string> group(words.begin() + static_cast<std::ptrdiff_t>(i) + 1, words.end());
-    const bool named = !group.empty() && !is_flag(group.front());
-    throw HelpRequested(named ? group_help_of(program, c10::Join(" ", group)) : help_of(program));
+    throw HelpRequested(help_about(program, {words.begin() + static_cast<std::ptrdiff_t>(i) + 1, words.end()}));
   }
   std::optional<std::string> file;
   if (!words.empty() && !words.front().starts_with('-')) {
     file = words.front();
+    if (std::filesystem::is_regular_file(*file + "/config.json"))
+      throw UsageError(*file + " is the folder of a model; give --hf-model " + *file);
     words.erase(words.begin());
   }
   CommandLine line;

@@ -7,6 +7,7 @@
 #include "framework/diagnostics.h"
 #include "launch/checkpoints/flag_mistakes.h"
 #include "launch/config/checked_file.h"
+#include "launch/output/help_format.h"
 #include "launch/output/print_line.h"
 #include "launch/ranks/failure.h"
 
@@ -50,13 +51,14 @@ int check(const std::vector<std::string>& files, const std::optional<std::string
 
 int run_config(int argc, char** argv) {
   CLI::App app("what becomes of each key of configuration files", "megashard config");
+  app.formatter(std::make_shared<HelpFormat>());
   std::vector<std::string> files;
   std::optional<std::string> role;
   app.add_option("--check", files,
                  "YAML or JSON: a file of pretrain's flags, an FSDP2 file, a configuration of ROLL, files of "
                  "MindSpeed-MM, or a device of megashard plan; exits with 2 if it would be refused")
       ->required()
-      ->type_name("FILE...");
+      ->type_name("FILE");
   app.add_option("--role", role, "the worker of a configuration of ROLL; else all that can be run here")
       ->type_name("NAME");
   app.footer("Examples:\n"

@@ -57,6 +57,24 @@ def test_every_key_of_ours_is_one_of_the_file(name):
     assert keys and keys - sample == set()
 
 
+def test_names_of_accelerate_are_answered_with_ours():
+    """Flags of `accelerate launch` and TrainingArguments that are none here: the message has one of the page's words,
+    or says that there is nothing to give."""
+    here = {}
+    for there, ours in rows(PAGES["from_accelerate"]):
+        if re.search(r"\S\(|[:/.]|fsdp_|\b[dtcs]p_", there):
+            continue  # code, and keys of Accelerate's file
+        for name in re.findall(r"`(?:--)?([a-z]\w+)[^`*]*`", there):
+            name = name.replace("_", "-")
+            here[name] = here.get(name, "") + re.sub("[`,:;]", " ", ours)
+    done = run(PROGRAM, "pretrain", *(f"--{name}=1" for name in here), expect=2)
+    answers = dict(re.findall(r"unknown flag --(\S+); (.*)", done.stderr))
+    assert len(answers) > 40
+    for name, answer in answers.items():
+        words = re.findall(r"--[a-z][\w-]+|\w*_\w+|megashard launch", here[name])
+        assert any(word in answer for word in [*words, "leave it out", "docs/launch.md"]), (name, answer, here[name])
+
+
 def test_what_is_the_same_as_megatron_s_works():
     works = megatron_page.lists().split("### These have no effect")[0]
     same = {flag for there, here in rows(PAGES["from_megatron"]) if here == "the same" for flag in flags_quoted(there)}

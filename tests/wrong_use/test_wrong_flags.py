@@ -96,7 +96,8 @@ FLAGS = {
                             "experts are recomputed whole"),
     "a part that is none": ("--recompute-activations --recompute-modules attn",
                             "takes one of core_attn, mlp, moe, got"),
-    "an unknown device": ("--device gpu", "--device takes one of auto, cpu, cuda, sim"),
+    "an unknown device": ("--device gpu", "--device takes one of auto, cpu, cuda, sim, got \"gpu\"; did you "
+                          "mean cuda?"),
     "a GPU that is not there": ("--device cuda", "--device cuda needs a GPU, and this machine has none"),
     "a backend for GPUs": ("--distributed-backend nccl", "needs GPUs, but this run is on CPUs"),
     "a backend of NPUs": ("--distributed-backend hccl", "is for NPUs, which this program does not drive"),
@@ -354,3 +355,12 @@ def test_every_flag_says_what_it_takes():
     for flag, value in bad.items():
         says = r"takes \S" if value else "has (no|an empty) value"
         assert re.match(f"{flag} {says}", told.get(flag, "")), (flag, told.get(flag))
+
+
+def test_the_help_of_other_programs_is_alike():
+    """Of those whose flags a library reads: its rules of a value are not told as it writes them."""
+    for words in (["config"], ["convert", "dcp_to_hf"], ["inspect"], ["launch"], ["report"]):
+        text = run(*words, "--help").stdout
+        assert not re.search(r" \[|REQUIRED|INT:|\.\.\. \.\.\.| x \d", text.split("\n", 3)[3]), text
+        assert re.search(r"^  -h,--help\n      \S", text, re.M)
+        assert not [line for line in text.split("Example")[0].splitlines() if len(line) > 80], text

@@ -155,9 +155,21 @@ TEST(CommandLine, HelpOfAGroup) {
     EXPECT_THAT(help, HasSubstr("\n  --lr FLOAT\n"));
     EXPECT_THAT(help, testing::Not(testing::AnyOf(HasSubstr("--num-layers"), HasSubstr("refused"))));
   }
-  EXPECT_THAT(help_of("--help --lr 1"), HasSubstr("--num-layers")) << "a flag is no group";
+  EXPECT_THAT(help_of("--help --lr 1"), HasSubstr("--num-layers")) << "of a line that is to be run";
+  EXPECT_THAT(help_of("--help --lr"), HasSubstr("\n  --lr FLOAT\n"));
+  EXPECT_THAT(help_of("--help --lr"), testing::Not(HasSubstr("--num-layers"))) << "of one flag";
+  EXPECT_THAT(help_of("--help --world_size"), testing::StartsWith("  --world-size INT\n"));
+  EXPECT_THAT(help_of("--help lora-r"), HasSubstr("\n  --lora-r INT\n"));
+  EXPECT_THAT(refusal("--help --lrr"), HasSubstr("--help --lrr: there is no such flag; did you mean --lr?"));
+  EXPECT_THAT(refusal("--help zebras"), HasSubstr("no flag has these words"));
   EXPECT_THAT(refusal("--help optimiser"),
               HasSubstr("--help optimiser: there is no such group of flags; did you mean optimizer?"));
+}
+
+TEST(CommandLine, NamesOfOthersAreAnsweredWithOurs) {
+  EXPECT_EQ(refusal("--learning_rate 1"), "unknown flag --learning_rate; here it is --lr.");
+  const TemporaryFile file("learning_rate: 0.5\n");
+  EXPECT_THAT(refusal(file.path), HasSubstr(":1: unknown key \"learning_rate\"; here it is --lr."));
 }
 
 TEST(CommandLine, SwitchesOfAProgramTakeNoValue) {
