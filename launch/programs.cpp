@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <filesystem>
 #include <iostream>
 #include <sstream>
 #include <stdexcept>
@@ -63,6 +64,8 @@ std::string unknown_subcommand(const std::string& name) {
   for (const Subcommand& each : subcommands()) known.push_back(each.name);
   auto meant = known;
   meant.insert(meant.end(), {"--help", "--version"});
+  if (std::filesystem::is_regular_file(name))
+    return "unknown subcommand '" + name + "'; launch starts a program of yours by its path: ./" + name;
   const auto hint = did_you_mean(name, meant);
   return "unknown subcommand '" + name + "'" + (hint.empty() ? ": known are " + c10::Join(", ", known) : hint);
 }

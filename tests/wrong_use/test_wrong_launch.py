@@ -30,7 +30,7 @@ CASES = {
     "launch with a flag misspelt": (["launch", "--master-prot", "29500", "-n", "2", "--", "pretrain"], USAGE,
                                     "unknown flag --master-prot; did you mean --master-port? usage:"),
     "launch with torchrun's flag": (["launch", "--nproc-per-node", "2", "--", "pretrain"], USAGE,
-                                    "unknown flag --nproc-per-node"),
+                                    "unknown flag --nproc-per-node; did you mean -n?"),
     "launch of ranks in words": (["launch", "-n", "two", "--", "pretrain"], USAGE, "usage: megashard launch -n N"),
     "launch of fewer than no ranks": (["launch", "-n", "-1", "--", "pretrain"], USAGE, "usage: megashard launch -n N"),
     "launch of too many ranks": (["launch", "-n", "5000", "--", "pretrain"], USAGE, "5000 not in range 1 to 4096"),
@@ -39,7 +39,13 @@ CASES = {
     "launch on a port in words": (["launch", "-n", "2", "--master-port", "http", "--", "pretrain"], USAGE,
                                   "--master-port"),
     "launch of launch": (["launch", "-n", "2", "--", "launch", "-n", "2", "--", "pretrain"], USAGE, "name it once"),
-    "launch of a script": (["launch", "-n", "1", "--", "./train.sh"], USAGE, "unknown subcommand './train.sh'"),
+    "launch of a program that is not there": (["launch", "-n", "1", "--", "./train.sh"], USAGE,
+                                              "launch: there is no program ./train.sh."),
+    "launch of a text": (["launch", "-n", "1", "--", "./README.md"], USAGE,
+                         "launch: ./README.md may not be executed; chmod +x ./README.md allows it."),
+    "launch of a program without its path": (
+        ["launch", "-n", "1", "--", "README.md"], USAGE,
+        "unknown subcommand 'README.md'; launch starts a program of yours by its path: ./README.md"),
 }
 BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 # what is set beside or instead of these (None: it is not set), a part of the message
