@@ -1,14 +1,18 @@
 #include "launch/plan/device_file.h"
 
+#include <c10/util/StringUtil.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
 #include <utility>
 
+#include "framework/arguments/nearest_name.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
@@ -29,10 +33,14 @@ fs::path own_devices() {
 fs::path file_of(const std::string& file_or_name) {
   std::error_code ignored;
   if (fs::is_regular_file(file_or_name, ignored)) return file_or_name;
-  const auto own = own_devices() / (file_or_name + ".yaml");
+  std::string name = file_or_name;
+  std::ranges::transform(name, name.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  const auto own = own_devices() / (name + ".yaml");
   if (fs::is_regular_file(own, ignored)) return own;
-  throw UsageError("the device " + file_or_name +
-                   " is neither a file nor one of h100 and h200; docs/plan.md shows what stands in such a file.");
+  const auto names = device_names();
+  const auto hint = did_you_mean(name, names);
+  throw UsageError("the device " + file_or_name + " is neither a file nor one of " + c10::Join(", ", names) +
+                   (hint.empty() ? "; docs/plan.md shows what stands in such a file." : hint));
 }
 
 double positive(const YamlValue& value) {
@@ -115,6 +123,16 @@ std::vector<std::string> known_keys() {
 }
 
 }  // namespace
+
+std::vector<std::string> device_names() {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(own_devices(), ignored)) {
+    if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem());
+  }
+  std::ranges::sort(names);
+  return names;
+}
 
 DeviceModel read_device_model(const std::string& file_or_name) {
   const std::string source = file_of(file_or_name).string();

@@ -2,10 +2,14 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "parallel/device/device_plan.h"
 
 namespace megashard {
+
+/// Those that come with the program: "a100", "b200", ...
+std::vector<std::string> device_names();
 
 /// Of --device: a YAML file, or the name of one of those that come with the program ("h200"). Throws
 /// UsageError.

@@ -7,9 +7,11 @@
 #include "framework/arguments/key_log.h"
 #include "framework/arguments/microbatches.h"
 #include "framework/arguments/saved_arguments.h"
+#include "framework/training/optimizer_param_scheduler.h"
 #include "framework/training/split_samples.h"
 #include "framework/training/start_log.h"
 #include "launch/output/print_line.h"
+#include "launch/output/short_text.h"
 #include "launch/output/text_table.h"
 #include "launch/plan/device_file.h"
 #include "launch/plan/plan_flags.h"
@@ -53,6 +55,7 @@ void complete(CommandLine& line, const RendezvousOptions& ranks, ValueOrigins& o
     }
   });
   validate_for_machine(line, ranks, sink, &sharding_keys);
+  const OptimizerParamScheduler schedule(scheduler_options(arguments));  // the forecast has none: it throws here
   origins.note_changes(arguments, kFromOthers);
   take_network_from_hf_model(arguments, sink);
   origins.note_changes(arguments, "config.json of " + arguments.hf_model.value_or(""));
@@ -139,9 +142,7 @@ void print_forecast(CommandLine line, const DeviceModel& machine, int world_size
   print_units(run.units);
   print_line("");
   print_plan(run, machine);
-  const double seconds = static_cast<double>(steps) * run.step.seconds;
-  print_line("the whole training: " +
-             (seconds < 3600 ? decimal("%.1f min", seconds / 60) : decimal("%.1f h", seconds / 3600)) +
+  print_line("the whole training: " + duration_text(static_cast<double>(steps) * run.step.seconds) +
              ", without evaluations and saves");
 }
 
@@ -166,6 +167,7 @@ int run_dry_run(CommandLine line, const std::function<CommandLine()>& parse) {
   const Start from = find_start(arguments, nullptr, sink);
   print_data(arguments, from.source == WeightSource::kCheckpoint && !arguments.finetune ? from.step.iteration : 0);
   print_line(weights_line(from, arguments));
+  if (!line.own.contains(kMachine)) print_line(default_device_line(kMachine));
   print_forecast(parse(), machine, ranks.world_size, arguments.train_iters.value_or(0));
   return 0;
 }

@@ -38,7 +38,8 @@ const Program& plan_program() {
                  "of `megashard pretrain`, also in its YAML file; data, checkpoints and the length\n"
                  "of the training are not used. Defaults are shown in [].\n",
       .flags = {{kWorldSize, "INT", "ranks of the training [1]"},
-                {kDevice, "NAME|FILE", "the GPU: h100, h200, or a YAML file of another [h200]"},
+                {kDevice, "NAME|FILE",
+                 "the GPU: " + c10::Join(", ", device_names()) + ", or a YAML file of another [h200]"},
                 {kDeviceMemory, "BYTES", "memory of a GPU, as 139GiB, instead of the device's"},
                 {kFit, "",
                  "tries micro batches of --global-batch-size, recompute, resharding and shards within a node, and "
@@ -58,6 +59,10 @@ PlanChange fastest_that_fits(const std::function<CommandLine()>& line, PlanOptio
   options.sink = [](Severity, const std::string&) {};
   const auto trials = try_what_fits(line, options);
   print_trials(trials, options.device);
+  print_line(
+      "\ntried where the flags leave it open: micro batches, full recompute, resharding, shards within a node; not "
+      "tensor and context parallelism, selective recompute, recompute of some layers: with their flags the rest "
+      "is tried");
   const FitTrial& best = trials.front();
   const bool fits = best.run.peak.bytes <= options.device.memory_bytes;
   print_line(fits ? "\nfastest that fits: " + change_text(best.change)
@@ -110,6 +115,7 @@ int run_plan(int argc, char** argv) {
   }
   options.keeps_spans = line.own.contains(kTrace);
   const PlannedRun run = run_planned(line, options);
+  if (!line.own.contains(kDevice)) print_line(default_device_line(kDevice));
   print_plan(run, device);
   if (options.keeps_spans) write_plan_trace(line.own.at(kTrace), run);
   return 0;

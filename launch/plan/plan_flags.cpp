@@ -1,10 +1,18 @@
 #include "launch/plan/plan_flags.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 
 #include "framework/arguments/typed_text.h"
+#include "launch/plan/device_file.h"
 
 namespace megashard {
+
+std::string default_device_line(const std::string& flag) {
+  return "without " + flag + " the plan is of " + kDefaultDevice + "; there are " + c10::Join(", ", device_names()) +
+         ", and `megashard plan --measure FILE` measures this machine for " + flag + " FILE";
+}
 
 int read_world_size(CommandLine& line) {
   const std::string text = line.own_value(kWorldSize, "1");

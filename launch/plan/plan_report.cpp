@@ -10,7 +10,9 @@ namespace megashard {
 namespace {
 
 std::string milliseconds(double seconds) { return decimal("%.2f", 1e3 * seconds); }
-std::string gibibytes(double bytes) { return decimal("%.2f GiB", bytes / (int64_t{1} << 30)); }
+std::string gibibytes(double bytes) {
+  return decimal(bytes < 1e8 ? "%.4f GiB" : "%.2f GiB", bytes / (int64_t{1} << 30));
+}
 
 void print_memory(const PeakMemory& peak, const DeviceModel& device) {
   const bool fits = peak.bytes <= device.memory_bytes;
@@ -18,8 +20,10 @@ void print_memory(const PeakMemory& peak, const DeviceModel& device) {
              std::to_string(peak.bytes) + " bytes) of " + gibibytes(static_cast<double>(device.memory_bytes)) +
              (fits ? ": fits" : ": DOES NOT FIT"));
   print_line("  in " + peak.moment + ", " + peak.operation);
-  TextTable table({"of these", "bytes", "MiB"}, {1, 2});
-  for (const auto& [what, bytes] : peak.parts()) table.add({what, std::to_string(bytes), mebibytes(bytes)});
+  const bool is_large = peak.bytes >= int64_t{10} << 30;
+  TextTable table({"of these", "bytes", is_large ? "GiB" : "MiB"}, {1, 2});
+  for (const auto& [what, bytes] : peak.parts())
+    table.add({what, std::to_string(bytes), mebibytes(is_large ? bytes / 1024 : bytes)});
   table.print();
 }
 
@@ -51,8 +55,9 @@ std::string decimal(const char* format, double value) {
 
 void print_plan(const PlannedRun& run, const DeviceModel& device) {
   const PlanTotals& step = run.step;
-  print_line("plan: " + decimal("%.3f", static_cast<double>(run.parameters) / 1e9) + " B parameters, " +
-             std::to_string(run.world_size) + " x " + device.name);
+  const auto parameters = static_cast<double>(run.parameters);
+  print_line("plan: " + (parameters < 1e8 ? decimal("%.3f M", parameters / 1e6) : decimal("%.3f B", parameters / 1e9)) +
+             " parameters, " + std::to_string(run.world_size) + " x " + device.name);
   print_memory(run.peak, device);
   if (run.host_bytes > 0)
     print_line("host memory of rank 0: " + gibibytes(static_cast<double>(run.host_bytes)) + " (" +
@@ -65,6 +70,8 @@ void print_plan(const PlannedRun& run, const DeviceModel& device) {
              decimal("%.4g", tokens_per_second * 86400) + " tokens a day, MFU " +
              decimal("%.1f%%", 100 * utilisation(run)));
   print_checkpoint(run, device);
+  if (run.world_size > 1 && device.program_memory == 0)
+    print_line("a forecast: plans of several GPUs have not been compared with runs on them (docs/plan.md)");
 }
 
 }  // namespace megashard

@@ -40,14 +40,27 @@ void take_files(CommandLine& line, int world_size, const DiagnosticSink& sink) {
   });
 }
 
+/// A constant rate and batch: no figure depends on the rate, and the plan's steps are too few for a warm-up or a ramp.
+void leave_out_schedules(Arguments& arguments) {
+  if (!arguments.lr) arguments.lr = 1;
+  arguments.lr_decay_style = LrDecayStyle::kConstant;
+  arguments.lr_warmup_iters = arguments.lr_warmup_samples = 0;
+  arguments.lr_warmup_fraction.reset();
+  for (auto* length : {&arguments.lr_decay_iters, &arguments.lr_decay_samples, &arguments.lr_wsd_decay_iters,
+                       &arguments.lr_wsd_decay_samples})
+    length->reset();
+  arguments.rampup_batch_size.clear();
+}
+
 /// What a plan does not do, or does otherwise.
-void leave_out_what_has_no_shape(Arguments& arguments) {
+void leave_out_what_has_no_shape(Arguments& arguments, int world_size) {
+  if (world_size > 1) arguments.use_torch_fsdp2 = true;  // nothing else is planned
   arguments.device = DeviceChoice::kSim;
   arguments.distributed_backend = "cpu:gloo,cuda:nccl";
   arguments.init_model_with_meta_device = true;
   arguments.train_iters = kSteps;
   arguments.train_samples.reset();
-  if (!arguments.lr) arguments.lr = 1;  // no figure depends on it
+  leave_out_schedules(arguments);
   arguments.eval_iters = 0;
   arguments.data_path.clear();
   arguments.data_args_path.reset();
@@ -195,7 +208,7 @@ PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
   const auto& [device, world_size, keeps_spans, sink, change] = options;
   Arguments& arguments = line.arguments;
   take_files(line, world_size, sink);
-  leave_out_what_has_no_shape(arguments);
+  leave_out_what_has_no_shape(arguments, world_size);
   change_arguments(change, arguments);
   ShardingPlan sharding =
       validate_for_machine(line, {.rank = 0, .world_size = world_size, .local_world_size = world_size}, sink);

@@ -97,7 +97,7 @@ def test_weights_are_told(folder):
 def test_the_forecast_is_that_of_a_plan(folder):
     flags = [*FLAGS, "--mock-data", "--lr", "1e-3", "--world-size", 4]
     planned = run(PROGRAM, "plan", *flags, "--device", "h100").stdout
-    said = dry_run(*flags, "--machine", "h100")
+    said = dry_run(*flags, "--machine", "h100", "--lr-warmup-iters", 4)
     assert planned.strip().splitlines()[-12:] == said.strip().splitlines()[-13:-1]
     assert re.search(r"^the whole training: [\d.]+ min, without evaluations and saves$", said, re.M)
 
@@ -125,6 +125,7 @@ def test_a_model_of_70b_needs_no_memory(folder):
     (["--world-size", 2], "--world-size is for --dry-run; leave it out, or add that."),
     (["--dry-run", "--machine", "h300"], "the device h300 is neither a file nor one of"),
     (["--dry-run", "true"], 'unexpected word "true" after --dry-run; a switch takes none: leave it out.'),
+    (["--dry-run", "--lr-warmup-iters", 12], "the warm-up lasts 96.0 samples, but the decay ends at 96"),
     (["--dry-run", "--world-size", 3], "global batch size 8 is not divisible by 3")])
 def test_mistakes_are_told(folder, flags, message):
     done = run(PROGRAM, "pretrain", *FLAGS, "--mock-data", "--lr", "1e-3", *flags, expect=2)

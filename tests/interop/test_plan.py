@@ -414,12 +414,20 @@ def test_70b_on_2816_ranks_is_planned_in_seconds(folder):
     assert "70.554 B parameters, 2816 x NVIDIA H200" in said and ": fits" in said
 
 
-def test_a_plan_needs_no_learning_rate(folder):
-    flags = SMALL.flags(16)
-    at = flags.index("--lr")
+@pytest.mark.parametrize("schedule", [
+    "--lr 1e-4", "--lr 1e-4 --train-iters 10000 --lr-warmup-iters 2000",
+    "--lr-warmup-iters 3", "--lr-decay-style cosine --lr-warmup-fraction 0.9 --lr-decay-iters 20 --min-lr 1e-5",
+    "--train-samples 9000 --lr-warmup-samples 900 --lr-decay-samples 8000 --rampup-batch-size 2 2 100",
+    "--train-iters 50 --lr-decay-style WSD --lr-wsd-decay-iters 10"])
+def test_a_plan_needs_no_learning_rate(folder, schedule):
+    """Nor --use-torch-fsdp2; and the training's schedule, which is longer than the plan, does not change it."""
     (folder / "plan.yaml").write_text(LAYERS)
-    common = ["--micro-batch-size", 1, "--fsdp2-config-path", folder / "plan.yaml"]
-    without, given = (run(PROGRAM, "plan", *each, *common).stdout for each in (flags[:at] + flags[at + 2:], flags))
+    flags = [*SMALL.flags(16), "--micro-batch-size", 1, "--global-batch-size", 8, "--world-size", 2,
+             "--fsdp2-config-path", folder / "plan.yaml"]
+    for flag, count in (("--lr", 2), ("--use-torch-fsdp2", 1)):
+        at = flags.index(flag)
+        del flags[at:at + count]
+    without, given = (run(PROGRAM, "plan", *flags, *each).stdout for each in ([], schedule.split()))
     assert without == given and "step: " in given
 
 
@@ -429,7 +437,8 @@ def test_what_does_not_fit_is_told(folder):
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--device", "h300"], "the device h300 is neither a file nor one of h100 and h200"),
+    (["--device", "h300"], "the device h300 is neither a file nor one of a100, b200, h100, h200, l40s, mi300x, "),
+    (["--device", "4090"], "; did you mean rtx4090?"),
     (["--device-memory", "much"], '--device-memory takes bytes, as 139GiB or 80GB, got "much"'),
     (["--fit", "yes"], 'unexpected word "yes" after --fit'),
     (["--fit"], "--fit needs --global-batch-size"),
@@ -437,6 +446,19 @@ def test_what_does_not_fit_is_told(folder):
 def test_wrong_flags_are_told(folder, flags, message):
     done = run(PROGRAM, "plan", *SMALL.flags(16), "--micro-batch-size", 1, *flags, expect=2)
     assert message in done.stdout + done.stderr
+
+
+def test_each_device_that_comes_along_is_planned(folder):
+    """At two sizes: in GiB where there is much, as a number that is not 0 where there is little."""
+    files = sorted((ROOT / "launch" / "plan" / "devices").glob("*.yaml"))
+    assert [file.stem for file in files] == ["a100", "b200", "h100", "h200", "l40s", "mi300x", "rtx4090"]
+    for file in files:
+        name = re.search("^name: (.*)", file.read_text(), re.M)[1]
+        said = plan(folder, SMALL, 2, "--device", file.stem.upper(), length=16, config=LAYERS)
+        assert f"plan: 0.326 M parameters, 2 x {name}\n" in said and "have not been compared with runs" in said
+    said = plan(folder, LLAMA_7B, 1)
+    assert re.search(r"^of these +bytes +GiB$", said, re.M) and "have not been compared" not in said
+    assert said.startswith("without --device the plan is of h200; there are a100, ")
 
 
 def test_a_device_file_says_what_it_lacks(folder):
