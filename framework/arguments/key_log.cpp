@@ -20,6 +20,7 @@ KeyNote refusal_of(const YamlValue& value, const UsageError& error) {
 }
 
 std::string as_written(const YAML::Node& node) {
+  if (node.IsNull()) return "null";
   YAML::Emitter line;
   line << YAML::Flow << node;
   return line.c_str();

@@ -117,7 +117,7 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
       continue;
     }
     if (entry.node.IsNull()) {
-      leave_key(log, entry, "it has no value");
+      take_key(log, entry, [] {});  // its default
       continue;
     }
     mistakes.attempt([&] { take_key(log, entry, [&] { reader->second(entry, config); }); });

@@ -88,7 +88,7 @@ def test_the_sample_of_fsdp2(folder):
     of_file = {line.split(":")[0] for line in text.splitlines() if re.match(r"\w+:", line)}
     assert keys.keys() == of_file and not any(what.startswith("REFUSED") for _, what in keys.values())
     assert keys["sharding_size"][1] == "read as auto"
-    assert keys["shard_placement"][1] == "ignored: it has no value"
+    assert keys["shard_placement"][1] == "read as null"
 
 
 def test_mistakes_of_fsdp2(folder):
