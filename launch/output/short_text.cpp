@@ -40,6 +40,7 @@ std::string byte_text(double bytes) {
 
 std::string duration_text(double seconds) {
   if (!std::isfinite(seconds)) return "-";
+  if (seconds > 0 && seconds < 1e-5) return with_format("%.3g us", seconds * 1e6);
   if (seconds > 0 && seconds < 1e-3) return with_format("%.0f us", seconds * 1e6);
   if (seconds < 1) return with_format("%.1f ms", seconds * 1e3);
   if (seconds < 120) return with_format("%.1f s", seconds);

@@ -5,7 +5,6 @@
 #include <limits>
 #include <set>
 
-#include "launch/output/short_text.h"
 #include "launch/report/html_text.h"
 
 namespace megashard {
@@ -93,6 +92,28 @@ std::string svg_of(const Curve& curve, const Range& steps, const Range& values) 
   return svg;
 }
 
+std::string written_as(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+/// Of the axis of values: all different.
+std::vector<std::string> tick_texts(const LineChart& chart, const std::vector<double>& ticks) {
+  std::vector<std::string> texts;
+  for (const double tick : ticks) texts.push_back(tick == 0 ? "0" : chart.value_text(tick));
+  if (std::set<std::string>(texts.begin(), texts.end()).size() == texts.size()) return texts;
+  for (size_t i = 0; i < ticks.size(); ++i)
+    texts[i] = written_as("%.7g", ticks[i] / chart.exact_unit) + chart.exact_name;
+  return texts;
+}
+
+/// Of the axis of steps; all of one in thousands, or none.
+std::string step_text(double step, double most) {
+  if (step == 0 || most < 1e4) return written_as("%.0f", step);
+  return most < 1e7 ? written_as("%.5gk", step / 1e3) : written_as("%.5gM", step / 1e6);
+}
+
 }  // namespace
 
 std::vector<double> axis_ticks(double least, double most) {
@@ -126,14 +147,17 @@ std::string svg_of(const LineChart& chart) {
   std::snprintf(range, sizeof range, " data-range=\"%.9g %.9g %.9g %.9g\">", steps.least, steps.most, values.least,
                 values.most);
   svg += range;
-  for (const double tick : axis_ticks(values.least, values.most)) {
-    const double y = place_y(values, tick);
+  const auto ticks = axis_ticks(values.least, values.most);
+  const auto texts = tick_texts(chart, ticks);
+  for (size_t i = 0; i < ticks.size(); ++i) {
+    const double y = place_y(values, ticks[i]);
     svg += line_at(kLeft, y, kWidth - kRight, y, "grid");
-    svg += text_at(kLeft - 6, y + 4, "y", chart.value_text(tick));
+    svg += text_at(kLeft - 6, y + 4, "y", texts[i]);
   }
+  svg += text_at(kLeft - 6, kHeight - 7, "y", "step");
   for (const double tick : axis_ticks(steps.least, steps.most)) {
     if (tick != std::floor(tick)) continue;  // between two steps
-    svg += text_at(place_x(steps, tick), kHeight - 7, "x", short_number(tick));
+    svg += text_at(place_x(steps, tick), kHeight - 7, "x", step_text(tick, steps.most));
   }
   for (const double restart : chart.restarts) {
     if (restart < steps.least || restart > steps.most) continue;

@@ -18,6 +18,8 @@ struct Curve {
 struct LineChart {
   std::string title{};
   std::string (*value_text)(double value) = nullptr;  ///< for the axis
+  double exact_unit = 1;                              ///< where that writes two ticks alike, they are divided by this,
+  const char* exact_name = "";                        ///< and written in full before its name
   std::vector<Curve> curves{};
   std::vector<double> restarts{};  ///< the steps at which runs went on
 };

@@ -21,8 +21,15 @@ body { margin: 0 auto; padding: 16px; max-width: 1500px; background: var(--groun
 h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 32px 0 8px; }
 h3 { font-size: 14px; margin: 0 0 4px; } p { margin: 4px 0 8px; } .soft { color: var(--soft); }
 .charts { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px; min-width: 0; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 14px; }
+.histories { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 600px), 1fr)); }
+.card { position: relative; --ground: var(--card); background: var(--card); border: 1px solid var(--line);
+  border-radius: 8px; padding: 10px; min-width: 0; }
+.wide { overflow-x: auto; background:
+  linear-gradient(to right, var(--ground) 30%, transparent), linear-gradient(to left, var(--ground) 30%, transparent)
+  right, linear-gradient(to right, var(--soft), transparent), linear-gradient(to left, var(--soft), transparent) right;
+  background-size: 40px 100%, 40px 100%, 8px 100%, 8px 100%; background-repeat: no-repeat;
+  background-attachment: local, local, scroll, scroll; } /* a shadow where there is more */
+table { border-collapse: collapse; font-size: 14px; }
 th, td { padding: 3px 14px 3px 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; }
@@ -47,7 +54,8 @@ circle { fill: var(--ground); }
 .key.c4, .part.c4 { background: var(--k4); } .key.c5, .part.c5 { background: var(--k5); }
 .key.c6, .part.c6 { background: var(--k6); } .key.c7, .part.c7 { background: var(--k7); }
 .bar { display: flex; height: 22px; border-radius: 4px; overflow: hidden; margin: 4px 0; background: var(--line); }
-.reading { min-height: 1.5em; font-size: 12px; color: var(--soft); }
+.reading { position: absolute; top: 10px; right: 10px; padding-left: 8px; font-size: 12px; color: var(--soft);
+  background: var(--ground); }
 )";
 
 /// Shows below a chart the step and the values under the pointer.

@@ -8,6 +8,7 @@
 #include "framework/diagnostics.h"
 #include "framework/training/training_log.h"
 #include "launch/checkpoints/flag_mistakes.h"
+#include "launch/output/help_format.h"
 #include "launch/output/print_line.h"
 #include "launch/report/report_page.h"
 
@@ -37,21 +38,23 @@ void write_report(const std::string& path, const std::string& page) {
 int run_report(int argc, char** argv) {
   CLI::App app("one HTML page about runs: curves, memory, a step's timeline, restarts, checkpoints, configuration",
                "megashard report");
+  app.formatter(std::make_shared<HelpFormat>());
   std::vector<std::string> paths, traces;
-  std::string out = "report.html";
+  std::string out;
   app.add_option("RUN", paths, "the file of --metrics-file, or a folder that has it; a run may still go on")
       ->required()
       ->type_name("...");
   app.add_option("--trace", traces,
                  "Chrome traces of `--profile` or of `plan --trace`, besides those that the runs have written")
-      ->type_name("FILE...");
-  app.add_option("--out", out, "the page; an earlier one is replaced")->capture_default_str()->type_name("FILE");
+      ->type_name("FILE");
+  app.add_option("--out", out,
+                 "the page; an earlier one is replaced; unset: report.html in the run's folder, of several in this one")
+      ->type_name("FILE");
   app.footer("Examples:\n"
-             "  megashard report runs/a                          # writes report.html\n"
+             "  megashard report runs/a                          # writes runs/a/report.html\n"
              "  megashard report runs/a runs/b --out ab.html     # two runs, and how their flags differ\n"
              "  megashard report metrics.jsonl --trace plan.json # with the timeline of a planned step");
   if (!parse_words(app, argc, argv, "", "; `megashard report --help` lists the flags")) return 0;
-  check_report_file(out);
   Report report{.written = log_time_now()};
   int64_t steps = 0;
   for (const auto& path : paths) {
@@ -61,6 +64,10 @@ int run_report(int argc, char** argv) {
       if (std::filesystem::exists(trace)) report.traces.push_back(read_trace(trace));
     }
   }
+  if (out.empty())
+    out = paths.size() > 1 ? "report.html"
+                           : std::filesystem::path(report.runs[0].metrics_file).parent_path() / "report.html";
+  check_report_file(out);
   for (const auto& trace : traces) report.traces.push_back(read_trace(trace));
   write_report(out, report_page(report));
   print_line("wrote " + out + ": " + std::to_string(paths.size()) + (paths.size() == 1 ? " run, " : " runs, ") +

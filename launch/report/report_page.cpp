@@ -62,13 +62,13 @@ double fold(const ReportedRun& run, const std::string& key, const double& (*bett
 
 std::string state_of(const ReportedRun& run) {
   if (run.starts.empty()) return "unknown";
-  return run.end.empty() ? "goes on, or was killed" : run.end;
+  return run.starts.back().end.empty() ? "goes on, or was killed" : run.starts.back().end;
 }
 
 std::string summary_section(const Report& report) {
   std::string html = "<div class=\"wide\"><table>\n" +
                      titles_row({"run", "step", "loss", "best validation loss", "median tokens/s", "median MFU",
-                                 "peak memory", "in steps", "restarts", "checkpoints", "state"});
+                                 "peak memory", "time in steps", "restarts", "checkpoints", "state"});
   for (size_t i = 0; i < report.runs.size(); ++i) {
     const auto& run = report.runs[i];
     double seconds = 0;
@@ -88,6 +88,8 @@ std::string summary_section(const Report& report) {
 std::string charts_section(const Report& report) {
   std::string html = "<h2>Curves</h2>\n<p class=\"keys\">";
   for (size_t i = 0; i < report.runs.size() && report.runs.size() > 1; ++i) html += key_of(i, report.runs[i].name);
+  if (report.runs.size() == 1 && report.runs[0].numbers.contains("validation_loss"))
+    html += key_of(0, "training") + key_of(1, "validation");
   html += "</p>\n<div class=\"charts\">\n";
   for (const auto& chart : charts_of(report.runs)) {
     const auto svg = svg_of(chart);
@@ -95,7 +97,7 @@ std::string charts_section(const Report& report) {
       html +=
           "<div class=\"card\"><h3>" + html_text(chart.title) + "</h3>" + svg + "<div class=\"reading\"></div></div>\n";
   }
-  return html + "</div>\n<p class=\"soft\">Over steps. Dashed lines: a run went on from a checkpoint.</p>\n";
+  return html + "</div>\n<p class=\"soft\">Dashed lines: a run went on from a checkpoint.</p>\n";
 }
 
 std::string memory_section(const Report& report) {
@@ -154,10 +156,15 @@ std::string traces_section(const Report& report) {
 
 std::string starts_table(const ReportedRun& run) {
   if (run.starts.empty()) return "<p class=\"soft\">No record of its starts: there is no file of events.</p>\n";
-  std::string html = "<div class=\"wide\"><table>\n" + titles_row({"started", "after step", "ranks"});
+  std::string html =
+      "<div class=\"wide\"><table>\n" + titles_row({"started", "after step", "ranks", "ended", "last step"});
   for (const auto& start : run.starts) {
+    const bool is_last = &start == &run.starts.back();
     html += "<tr>" + cell(start.time, "") + cell(std::to_string(start.step)) + cell(std::to_string(start.world_size)) +
-            "</tr>\n";
+            cell(!start.end.empty() ? start.end
+                 : is_last          ? "not yet, or killed"
+                                    : "killed, or an error") +
+            cell(std::to_string(start.last)) + "</tr>\n";
   }
   return html + "</table></div>\n";
 }
@@ -176,7 +183,7 @@ std::string checkpoints_table(const ReportedRun& run) {
 }
 
 std::string history_section(const Report& report) {
-  std::string html = "<h2>Restarts and checkpoints</h2>\n<div class=\"charts\">\n";
+  std::string html = "<h2>Restarts and checkpoints</h2>\n<div class=\"histories\">\n";
   for (const auto& run : report.runs)
     html += "<div class=\"card\"><h3>" + html_text(run.name) + "</h3>\n" + starts_table(run) + checkpoints_table(run) +
             "</div>\n";

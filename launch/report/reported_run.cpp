@@ -63,12 +63,17 @@ T field(const ordered_json& object, const char* key, T otherwise) {
   return fits ? found->template get<T>() : otherwise;
 }
 
-void read_steps_of(ReportedRun& run) {
+/// Returns which steps were done before others were done again: 169 for 150, if 151 came behind 169.
+std::map<int64_t, int64_t> read_steps_of(ReportedRun& run) {
+  std::map<int64_t, int64_t> redone;
   std::map<int64_t, std::map<std::string, double>> steps;
   for_each_object(run.metrics_file, "a metrics file", [&](const ordered_json& object) {
     const auto step = field<int64_t>(object, "step", 0);
     if (step <= 0) return;
-    steps.erase(steps.lower_bound(step), steps.end());  // done again
+    if (const auto again = steps.lower_bound(step); again != steps.end()) {
+      redone[step - 1] = steps.rbegin()->first;
+      steps.erase(again, steps.end());
+    }
     auto& numbers = steps[step];
     for (const auto& [key, value] : object.items()) {
       if (key != "step") numbers[key] = value.is_number() ? value.get<double>() : kNoNumber;
@@ -84,10 +89,10 @@ void read_steps_of(ReportedRun& run) {
     run.steps.push_back(static_cast<double>(step));
   }
   for (auto& [key, values] : run.numbers) values.resize(run.steps.size(), kNoNumber);
+  return redone;
 }
 
 void take_start(ReportedRun& run, const ordered_json& event) {
-  run.end.clear();
   run.starts.push_back({.time = field<std::string>(event, "time", ""),
                         .step = field<int64_t>(event, "step", 0),
                         .world_size = field<int64_t>(event, "world_size", 0)});
@@ -120,10 +125,23 @@ void read_events_of(ReportedRun& run) {
     if (name == "start") take_start(run, event);
     if (name == "memory") take_memory(run, event);
     if (name == "profile") run.traces.push_back(field<std::string>(event, "path", ""));
-    if (name == "end") run.end = field<std::string>(event, "how", "");
+    if (name == "end" && !run.starts.empty()) run.starts.back().end = field<std::string>(event, "how", "");
   });
   std::sort(run.traces.begin(), run.traces.end());
   run.traces.erase(std::unique(run.traces.begin(), run.traces.end()), run.traces.end());
+}
+
+/// The last step of each leg: before the next one, or of the file.
+void take_last_steps(ReportedRun& run, const std::map<int64_t, int64_t>& redone) {
+  for (size_t i = 0; i < run.starts.size(); ++i) {
+    if (i + 1 == run.starts.size()) {
+      run.starts[i].last = static_cast<int64_t>(run.steps.back());
+    } else {
+      const auto next = run.starts[i + 1].step;
+      const auto found = redone.find(next);
+      run.starts[i].last = found == redone.end() ? next : found->second;
+    }
+  }
 }
 
 ReportedRun::Checkpoint checkpoint_of(const CheckpointStep& step) {
@@ -174,8 +192,9 @@ void find_checkpoints(ReportedRun& run) {
 
 ReportedRun read_run(const std::string& path) {
   ReportedRun run{.name = path, .metrics_file = metrics_file_of(path)};
-  read_steps_of(run);
+  const auto redone = read_steps_of(run);
   read_events_of(run);
+  take_last_steps(run, redone);
   find_checkpoints(run);
   return run;
 }

@@ -15,6 +15,8 @@ struct ReportedRun {
     std::string time{};
     int64_t step = 0;  ///< done before; 0: a fresh run
     int64_t world_size = 0;
+    std::string end{};  ///< "done", "exited", "interrupted"; empty: it goes on, was killed, or ended with an error
+    int64_t last = 0;   ///< the last step that is known to be done
   };
   struct Checkpoint {
     std::string name{};  ///< "iter_0000010"
@@ -37,9 +39,8 @@ struct ReportedRun {
   std::map<std::string, std::string> arguments{};  ///< of the last start, those that differ from their defaults
   std::optional<Memory> memory{};                  ///< of the largest peak; none: no --log-memory
   std::vector<std::string> traces{};               ///< of --profile
-  std::string end{};                      ///< "done", "exited", "interrupted"; empty: it goes on, or was killed
-  std::string save{};                     ///< the folder of `checkpoints`; empty: none was found
-  std::vector<Checkpoint> checkpoints{};  ///< those that are there, the newest first
+  std::string save{};                              ///< the folder of `checkpoints`; empty: none was found
+  std::vector<Checkpoint> checkpoints{};           ///< those that are there, the newest first
 };
 
 /// `path`: a metrics file, or a folder with metrics.jsonl or one other .jsonl. A last line that is not whole yet is

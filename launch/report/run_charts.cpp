@@ -18,7 +18,13 @@ struct KnownNumber {
   std::string (*value_text)(double value) = short_number;
   bool only_if_it_varies = false;
   double unit = 1;  ///< values are shown divided by it
+  double exact_unit = 1;
+  const char* exact_name = "";
 };
+
+constexpr KnownNumber of_seconds(std::string_view key, const char* title) {
+  return {.key = key, .title = title, .value_text = duration_text, .exact_name = " s"};
+}
 
 constexpr std::array kKnownNumbers = {
     KnownNumber{"loss", "Loss"},
@@ -26,9 +32,13 @@ constexpr std::array kKnownNumbers = {
     KnownNumber{"params_norm", "Norm of the parameters"},
     KnownNumber{"lr", "Learning rate"},
     KnownNumber{"tokens_per_s", "Tokens per second"},
-    KnownNumber{"mfu", "Model FLOP utilization", percent_text},
-    KnownNumber{"step_s", "Time of a step", duration_text},
-    KnownNumber{"data_wait_s", "Waited for data", duration_text},
+    KnownNumber{.key = "mfu",
+                .title = "Model FLOP utilization",
+                .value_text = percent_text,
+                .exact_unit = 0.01,
+                .exact_name = " %"},
+    of_seconds("step_s", "Time of a step"),
+    of_seconds("data_wait_s", "Waited for data"),
     KnownNumber{"peak_memory_bytes", "Peak memory of a rank (MiB)", short_number, false, 1 << 20},
     KnownNumber{"loss_scale", "Loss scale"},
     KnownNumber{"skipped", "Skipped steps", short_number, true},
@@ -59,21 +69,25 @@ std::vector<double> in_units(std::vector<double> values, double unit) {
 }
 
 LineChart chart_of(const std::vector<ReportedRun>& runs, const KnownNumber& number) {
-  LineChart chart{.title = number.title, .value_text = number.value_text};
+  LineChart chart{.title = number.title,
+                  .value_text = number.value_text,
+                  .exact_unit = number.exact_unit,
+                  .exact_name = number.exact_name};
   for (size_t i = 0; i < runs.size(); ++i) {
-    const auto add = [&](std::string_view key, const std::string& name, bool has_gaps) {
+    const auto add = [&](std::string_view key, const std::string& name, size_t color, bool has_gaps) {
       const auto found = runs[i].numbers.find(std::string(key));
       if (found == runs[i].numbers.end()) return;
       chart.curves.push_back({.name = name,
-                              .color = i % kCurveColors,
+                              .color = color % kCurveColors,
                               .steps = runs[i].steps,
                               .values = in_units(found->second, number.unit),
                               .has_gaps = has_gaps || is_sparse(found->second)});
     };
     const std::string of = runs.size() > 1 ? runs[i].name : "";
     const std::string space = of.empty() ? "" : " ";
-    add(number.key, of.empty() ? number.title : of, false);
-    if (number.key == "loss") add(kValidationLoss, of + space + "validation", true);
+    add(number.key, of.empty() ? number.title : of, i, false);
+    // Of several runs each has its colour, and points tell validation.
+    if (number.key == "loss") add(kValidationLoss, of + space + "validation", runs.size() > 1 ? i : 1, true);
     for (size_t start = 1; start < runs[i].starts.size(); ++start)
       chart.restarts.push_back(static_cast<double>(runs[i].starts[start].step));
   }

@@ -70,6 +70,13 @@ def test_a_page_tells_of_two_runs(folder, runs):
     assert [word for word in page.words["td"] if word.startswith("iter_")] == [
         "iter_0000006", "iter_0000004", "iter_0000002"] * 2
     assert page.words["td"].count("latest") == 2
+    assert page.words["td"].count("done") == 3 and page.words["td"].count("exited") == 1  # two are the summary's
+
+
+def test_the_page_of_one_run_lies_in_its_folder(runs):
+    page = runs[1] / "report.html"
+    assert run(PROGRAM, "report", runs[1]).stdout == f"wrote {page}: 1 run, 6 steps\n"
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_a_run_that_goes_on_is_reported_up_to_its_last_whole_line(folder, runs):

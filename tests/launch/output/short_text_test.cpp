@@ -25,6 +25,7 @@ TEST(ShortText, BytesAndTimesHaveUnits) {
   EXPECT_EQ(byte_text(3.5 * (1 << 30)), "3.50 GiB");
   EXPECT_EQ(duration_text(0), "0.0 ms");
   EXPECT_EQ(duration_text(60e-6), "60 us");
+  EXPECT_EQ(duration_text(1.5e-6), "1.5 us");
   EXPECT_EQ(duration_text(0.0416), "41.6 ms");
   EXPECT_EQ(duration_text(119), "119.0 s");
   EXPECT_EQ(duration_text(300), "5 min");

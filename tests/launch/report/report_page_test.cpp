@@ -61,6 +61,51 @@ TEST(ReportPage, ShowsArgumentsThatDifferBetweenRuns) {
   EXPECT_THAT(differences, Not(HasSubstr("hidden_size")));
 }
 
+TEST(ReportPage, TellsHowEachLegEnded) {
+  auto run = run_named("a");
+  run.starts = {{.end = "interrupted", .last = 2}, {.step = 2, .last = 9}, {.step = 5, .last = 3}};
+  const auto page = report_page({.runs = {run}});
+  const auto begin = page.find("<th>started</th>");
+  const auto table = page.substr(begin, page.find("</table>", begin) - begin);
+  for (const char* cells :
+       {"interrupted</td><td class=\"number\">2<", "killed, or an error</td><td class=\"number\">9<",
+        "not yet, or killed</td><td class=\"number\">3<"})
+    EXPECT_THAT(table, HasSubstr(cells));
+}
+
+/// The texts beside the axis of values.
+std::vector<std::string> value_ticks(const LineChart& chart) {
+  std::vector<std::string> texts;
+  const auto svg = svg_of(chart);
+  const std::string begin = "<text class=\"y\"";
+  for (size_t at = svg.find(begin); at != svg.npos; at = svg.find(begin, at + 1)) {
+    const auto open = svg.find('>', at) + 1;
+    texts.push_back(svg.substr(open, svg.find('<', open) - open));
+  }
+  EXPECT_EQ(texts.back(), "step");
+  texts.pop_back();
+  return texts;
+}
+
+TEST(LineChart, TicksOfAnAxisDiffer) {
+  const auto chart = [](double least, double most) {
+    return LineChart{
+        .value_text = duration_text, .exact_name = " s", .curves = {{.steps = {1, 2}, .values = {least, most}}}};
+  };
+  EXPECT_THAT(value_ticks(chart(4e-7, 1.7e-6)), ElementsAre("0.5 us", "1 us", "1.5 us"));
+  EXPECT_THAT(value_ticks(chart(0, 2e-3)), ElementsAre("0", "500 us", "1.0 ms", "1.5 ms", "2.0 ms"));
+  EXPECT_THAT(value_ticks(chart(130, 145)), ElementsAre("130 s", "135 s", "140 s", "145 s")) << "all are 2 min";
+}
+
+TEST(LineChart, StepsAreAllInThousandsOrNone) {
+  const auto svg_to = [](double last) {
+    return svg_of(LineChart{.value_text = short_number, .curves = {{.steps = {0, last}, .values = {1, 2}}}});
+  };
+  EXPECT_THAT(svg_to(10000), HasSubstr(">5k</text>"));
+  EXPECT_THAT(svg_to(10000), HasSubstr(">10k</text>"));
+  EXPECT_THAT(svg_to(8000), HasSubstr(">8000</text>"));
+}
+
 TEST(LineChart, HasGapsWhereThereIsNoNumber) {
   const Curve curve{.name = "loss", .steps = {1, 2, 3, 4, 5}, .values = {5, 4, kNan, 2, 1}};
   const auto svg = svg_of(LineChart{.title = "Loss", .value_text = short_number, .curves = {curve}});

@@ -55,7 +55,7 @@ TEST_F(ReportedRunTest, OfStepsDoneAgainTheLastOnesCount) {
 }
 
 TEST_F(ReportedRunTest, HasStartsMemoryAndTheEndFromTheEvents) {
-  write("metrics.jsonl", "{\"step\":1}\n");
+  write("metrics.jsonl", "{\"step\":1}\n{\"step\":6}\n{\"step\":7}\n{\"step\":6}\n{\"step\":9}\n");
   write("metrics.jsonl.events",
         "{\"event\":\"start\",\"time\":\"now\",\"step\":0,\"world_size\":2,\"arguments\":{\"seed\":\"1\"}}\n"
         "{\"event\":\"memory\",\"step\":1,\"peak\":10,\"parts\":{\"gradients\":4}}\n"
@@ -72,7 +72,10 @@ TEST_F(ReportedRunTest, HasStartsMemoryAndTheEndFromTheEvents) {
   EXPECT_EQ(run.memory.value().bytes, 20);
   EXPECT_THAT(run.memory->parts, ElementsAre(std::pair<std::string, int64_t>("gradients", 5)));
   EXPECT_THAT(run.traces, ElementsAre("/trace.json"));
-  EXPECT_EQ(run.end, "") << "it has started again";
+  EXPECT_EQ(run.starts[0].end, "exited");
+  EXPECT_EQ(run.starts[1].end, "");
+  EXPECT_EQ(run.starts[0].last, 7) << "whose steps behind 5 were done again";
+  EXPECT_EQ(run.starts[1].last, 9);
 }
 
 TEST_F(ReportedRunTest, ListsTheCheckpointsOfSave) {
