@@ -67,9 +67,15 @@ void take_arguments(CheckpointSummary& summary, const Dict& args) {
   for (const char* name : {"vocab_size", "padded_vocab_size"}) {
     if (const auto* value = number(name)) summary.network["vocab_size"] = *value;
   }
-  const auto* model = args.find("hf_model");
-  const auto* folder = model == nullptr ? nullptr : model->get_if<std::string>();
-  if (summary.network.count("num_layers") != 0) summary.family = folder == nullptr ? "gpt" : *folder;
+  const auto text = [&](const char* name) {
+    const auto* value = args.find(name);
+    return value == nullptr ? nullptr : value->get_if<std::string>();
+  };
+  if (summary.network.count("num_layers") == 0) return;
+  summary.family = "gpt";
+  for (const char* name : {"model", "hf_model"}) {
+    if (const auto* named = text(name)) summary.family = *named;
+  }
 }
 
 void take_config(CheckpointSummary& summary, const nlohmann::ordered_json& config) {

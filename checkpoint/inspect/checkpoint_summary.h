@@ -31,7 +31,7 @@ struct CheckpointSummary {
   int64_t data_files = 0;
   bool has_arguments = false;      ///< a run's args
   std::optional<int64_t> ranks{};  ///< that saved it, as args say
-  std::string family{};            ///< model_type, or "gpt" for a network of flags; empty: unknown
+  std::string family{};            ///< model_type, the value of --hf-model or --model, or "gpt"; empty: unknown
   /// Of the network, as args or config.json say: "num_layers", "hidden_size",
   /// "num_attention_heads", "num_query_groups", "num_experts", "vocab_size", "seq_length",
   /// "lora_r".

@@ -4,8 +4,11 @@
 #include <filesystem>
 
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/steps/best_step.h"
+#include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/folder_content.h"
 #include "framework/diagnostics.h"
+#include "launch/output/print_line.h"
 
 namespace megashard {
 namespace {
@@ -52,6 +55,15 @@ bool holds_step_alone(const std::string& folder) {
 }
 
 }  // namespace
+
+std::string step_folder(const std::string& path) {
+  const std::string folder = resolve_best_step(path);
+  if (content_of(folder).kind != FolderContent::Kind::kRun) return folder;
+  const auto step = find_step(folder, nullptr, {.depth = VerifyDepth::kSizes, .notice = print_line});
+  if (!step) return folder;
+  print_line("step: " + step->folder);
+  return step->folder;
+}
 
 void add_overwrite(CLI::App& app, bool& overwrite) {
   app.add_flag("--overwrite", overwrite,

@@ -12,6 +12,10 @@ struct GivenPath {
   std::string flag;
 };
 
+/// The folder of the step that a converter's source names: a step's own; DIR/best; of a training's DIR the step that a
+/// run would load, which is told. Other paths stay as they are.
+std::string step_folder(const std::string& path);
+
 /// --overwrite of a converter.
 void add_overwrite(CLI::App& app, bool& overwrite);
 

@@ -15,6 +15,7 @@
 #include "framework/diagnostics.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/flag_mistakes.h"
+#include "launch/output/help_format.h"
 #include "launch/output/print_line.h"
 #include "launch/output/progress_line.h"
 
@@ -107,11 +108,12 @@ int run_convert(int argc, char** argv) {
   // to the largest tensor seen, and the small things kept between tensors would pin their memory.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
   CLI::App app("converts checkpoints and model directories", "megashard convert");
+  app.formatter(std::make_shared<HelpFormat>());
   app.require_subcommand(1);
   app.footer("Examples:\n"
              "  megashard convert dcp_to_hf --load-dir runs/a/best --save-dir out --model-assets-dir MODEL\n"
              "  megashard convert dcp_to_torch_dist --load-dir runs/a/iter_0000100 --save-dir converted\n"
-             "A step may be named DIR/best, for the one that --save-best has kept.");
+             "--load-dir DIR means the latest whole step of a training, DIR/best the one that --save-best has kept.");
   for (const auto& converter : kConverters) {
     auto* subcommand = app.add_subcommand(converter.name, converter.purpose);
     converter.add(*subcommand);

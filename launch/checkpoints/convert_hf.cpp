@@ -6,7 +6,6 @@
 #include "checkpoint/convert/convert_hf_to_step.h"
 #include "checkpoint/convert/convert_step_to_hf.h"
 #include "checkpoint/hugging_face/hf_assets.h"
-#include "checkpoint/steps/best_step.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/diagnostics.h"
 #include "launch/arguments/model_folder.h"
@@ -87,18 +86,23 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
   auto& options = flags->options;
   options.format = format;
   app.add_option("--hf-dir", options.hf_dir, "Hugging Face model directory (safetensors)")
+      ->type_name("DIR")
       ->required()
       ->each([](const std::string& folder) { require_model_folder("--hf-dir", folder); });
   app.add_option(save_flag, options.save_dir,
                  "gets release/, and latest_checkpointed_iteration.txt unless it names an iteration")
+      ->type_name("DIR")
       ->required();
-  app.add_option("--dcp-prefix", options.dcp_prefix,
-                 "stands behind \"model.\" in the key, in the place of --hf-prefix");
+  app.add_option("--dcp-prefix", options.dcp_prefix, "stands behind \"model.\" in the key, in the place of --hf-prefix")
+      ->type_name("PREFIX");
   app.add_option("--hf-prefix", options.hf_prefix,
-                 "the beginning of names that --dcp-prefix replaces; other names stay");
-  app.add_option("--tie-weight-mapping", flags->ties, "target=source: store the weight source as target too");
+                 "the beginning of names that --dcp-prefix replaces; other names stay")
+      ->type_name("PREFIX");
+  app.add_option("--tie-weight-mapping", flags->ties, "target=source: store the weight source as target too")
+      ->type_name("NAME=NAME");
   app.add_option("--fused-linear-names", flags->fused,
-                 "parts of names of stacked experts [E, I, O], stored as [E * I, O]");
+                 "parts of names of stacked experts [E, I, O], stored as [E * I, O]")
+      ->type_name("NAME");
   app.add_flag("--to-bf16", options.to_bf16, "floating weights as bfloat16 (default: as stored)");
   add_overwrite(app, options.overwrite);
   if (format == CheckpointFormat::kTorchDist) flags->layout.add(app);
@@ -133,26 +137,32 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
   const auto flags = std::make_shared<Flags>();
   auto& options = flags->options;
   options.format = format;
-  app.add_option("--load-dir", options.load_dir, "step folder: .../iter_0000100, .../release or .../best")->required();
-  app.add_option("--save-dir", options.save_dir, "gets the Hugging Face model directory")->required();
+  app.add_option("--load-dir", options.load_dir, "a step's folder, a training's (its latest whole step), or .../best")
+      ->type_name("DIR")
+      ->required();
+  app.add_option("--save-dir", options.save_dir, "gets the Hugging Face model directory")->type_name("DIR")->required();
   app.add_option("--model-assets-dir", options.model_assets_dir, "config and tokenizer files to copy")
+      ->type_name("DIR")
       ->required()
       ->each([](const std::string& folder) { require_model_folder("--model-assets-dir", folder); });
   app.add_option("--dcp-prefix", options.dcp_prefix,
-                 "the beginning of keys, behind \"model.\", that --hf-prefix replaces; others stay");
-  app.add_option("--hf-prefix", options.hf_prefix, "stands in its place");
+                 "the beginning of keys, behind \"model.\", that --hf-prefix replaces; others stay")
+      ->type_name("PREFIX");
+  app.add_option("--hf-prefix", options.hf_prefix, "stands in its place")->type_name("PREFIX");
   app.add_option("--fused-linear-names", flags->fused,
-                 "parts of names of matrices [E * I, O] that are stacked experts [E, I, O]");
+                 "parts of names of matrices [E * I, O] that are stacked experts [E, I, O]")
+      ->type_name("NAME");
   app.add_flag("--to-bf16", options.to_bf16, "floating weights as bfloat16 (default: as stored)");
   app.add_flag("--trust-remote-code", flags->trust_remote_code,
                "taken for MindSpeed-MM's sake: no code of the assets is ever run");
   app.add_option("--max-shard-size", options.max_shard_bytes, "of a safetensors file [5GB]")
+      ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
   add_overwrite(app, flags->overwrite);
   if (format == CheckpointFormat::kTorchDist) flags->layout.add(app);
   app.callback([flags] {
     auto& options = flags->options;
-    options.load_dir = resolve_best_step(options.load_dir);
+    options.load_dir = step_folder(options.load_dir);
     check_hf_target({options.load_dir, "--load-dir"}, {options.save_dir, "--save-dir"}, flags->overwrite);
     const auto layout = flags->layout.layout(options.model_assets_dir, "--model-assets-dir");
     options.megatron_layout = layout ? &*layout : nullptr;

@@ -3,7 +3,6 @@
 #include <string>
 
 #include "checkpoint/convert/step_conversion.h"
-#include "checkpoint/steps/best_step.h"
 #include "launch/arguments/model_folder.h"
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
@@ -28,19 +27,23 @@ void add_step_conversion(CLI::App& app, CheckpointFormat from, CheckpointFormat 
   const auto flags = std::make_shared<Flags>();
   flags->options.from = from;
   flags->options.to = to;
-  app.add_option("--load-dir", flags->options.load_dir, "step folder: .../iter_0000100, .../release or .../best")
+  app.add_option("--load-dir", flags->options.load_dir,
+                 "a step's folder, a training's (its latest whole step), or .../best")
+      ->type_name("DIR")
       ->required();
   app.add_option("--save-dir", flags->options.save_dir,
                  "gets the step under the same name, and latest_checkpointed_iteration.txt if it "
                  "is the newest")
+      ->type_name("DIR")
       ->required();
   app.add_option("--model-assets-dir", flags->model_assets_dir,
                  "with --megatron-layout: whose config.json describes the model")
+      ->type_name("DIR")
       ->each([](const std::string& folder) { require_model_folder("--model-assets-dir", folder); });
   flags->layout.add(app);
   add_overwrite(app, flags->options.overwrite);
   app.callback([flags] {
-    flags->options.load_dir = resolve_best_step(flags->options.load_dir);
+    flags->options.load_dir = step_folder(flags->options.load_dir);
     const auto& options = flags->options;
     check_step_target({options.load_dir, "--load-dir"}, {options.save_dir, "--save-dir"},
                       step_name_of(options.load_dir), options.overwrite);

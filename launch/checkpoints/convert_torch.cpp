@@ -3,7 +3,6 @@
 
 #include "checkpoint/convert/convert_dcp_to_torch.h"
 #include "checkpoint/convert/convert_torch_to_dcp.h"
-#include "checkpoint/steps/best_step.h"
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
 #include "launch/output/print_line.h"
@@ -27,11 +26,13 @@ struct TorchFlags {
 
 void add_dcp_to_torch(CLI::App& app) {
   const auto flags = std::make_shared<TorchFlags>();
-  app.add_option(kFolderFlag, flags->folder, "step folder: .../iter_0000100, .../release or .../best")->required();
-  app.add_option(kPathFlag, flags->path, "gets the file that torch.load reads")->required();
+  app.add_option(kFolderFlag, flags->folder, "a step's folder, a training's (its latest whole step), or .../best")
+      ->type_name("DIR")
+      ->required();
+  app.add_option(kPathFlag, flags->path, "gets the file that torch.load reads")->type_name("FILE")->required();
   add_overwrite(app, flags->overwrite);
   app.callback([flags] {
-    flags->folder = resolve_best_step(flags->folder);
+    flags->folder = step_folder(flags->folder);
     check_file_target(flags->given_folder(), flags->given_path(), flags->overwrite);
     convert_dcp_to_torch(flags->folder, flags->path, print_over_status, flags->overwrite);
     print_line("written: " + flags->path);
@@ -40,8 +41,8 @@ void add_dcp_to_torch(CLI::App& app) {
 
 void add_torch_to_dcp(CLI::App& app) {
   const auto flags = std::make_shared<TorchFlags>();
-  app.add_option(kPathFlag, flags->path, "a state dict that torch.save wrote")->required();
-  app.add_option(kFolderFlag, flags->folder, "gets .metadata and the data")->required();
+  app.add_option(kPathFlag, flags->path, "a state dict that torch.save wrote")->type_name("FILE")->required();
+  app.add_option(kFolderFlag, flags->folder, "gets .metadata and the data")->type_name("DIR")->required();
   add_overwrite(app, flags->overwrite);
   app.callback([flags] {
     check_whole_folder(flags->given_path(), flags->given_folder(), flags->overwrite);

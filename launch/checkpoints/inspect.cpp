@@ -19,6 +19,7 @@
 #include "framework/diagnostics.h"
 #include "launch/checkpoints/flag_mistakes.h"
 #include "launch/checkpoints/inspect_summary.h"
+#include "launch/output/help_format.h"
 #include "launch/output/text_table.h"
 
 namespace megashard {
@@ -32,6 +33,7 @@ struct InspectFlags {
   std::optional<int64_t> ckpt_step;
   std::string filter;
   bool json = false;
+  bool all = false;
   bool chunks = false;
   bool verify = false;
 
@@ -153,15 +155,20 @@ void print_all(CheckpointReader& reader, const InspectFlags& flags) {
   const auto summary = summarise(reader);
   print_checkpoint_summary(reader, summary);
   const auto totals = totals_of(reader, flags);
-  if (!flags.filter.empty()) {
+  const bool filters = !flags.filter.empty();
+  if (filters) {
     std::cout << "  --filter       " << totals.tensors << " tensors, " << totals.elements << " elements, "
               << mebibytes(totals.bytes) << " MiB\n";
   }
-  print_tensors(reader, flags);
-  print_values(reader, flags);
+  if (flags.all || flags.chunks || filters) print_tensors(reader, flags);
+  if (flags.all || filters) print_values(reader, flags);
+  if (!flags.all) {
+    if (!flags.chunks && !filters) std::cout << "\n--all shows each tensor, value and file, --filter PATTERN some\n";
+    return;
+  }
   TextTable files({"file", "MiB"}, {1});
   for (const auto& [name, size] : summary.files) files.add({printable(name), size < 0 ? "missing" : mebibytes(size)});
-  if (flags.filter.empty()) files.print();
+  files.print();
 }
 
 /// `passed_over`: steps that came before this one, and why they were not taken.
@@ -289,18 +296,24 @@ int inspect(InspectFlags flags) {
 int run_inspect(int argc, char** argv) {
   InspectFlags flags;
   CLI::App app("shows, checks and compares checkpoints", "megashard inspect");
+  app.formatter(std::make_shared<HelpFormat>());
   app.add_option(
       "path", flags.path,
       "step folder, directory of a training (its latest whole step; DIR/best: of --save-best), Hugging Face directory, "
       ".safetensors or torch.save file");
   app.add_option("--ckpt-step", flags.ckpt_step, "the step of this iteration");
-  app.add_option("--filter", flags.filter, "only names that fit this pattern (* and ?)");
-  app.add_flag("--chunks", flags.chunks, "a line for each chunk of a tensor");
+  app.add_flag("--all", flags.all, "each tensor, value and file as well");
+  app.add_option("--filter", flags.filter, "the tensors and values whose names fit this pattern (* and ?)")
+      ->type_name("PATTERN");
+  app.add_flag("--chunks", flags.chunks, "each tensor, with a line for each of its chunks");
   app.add_flag("--json", flags.json, "everything, as JSON");
   app.add_flag("--verify", flags.verify, "read every byte and name what is damaged (exit code 1)");
-  app.add_option("--diff", flags.diff, "compare A with B by names (exit code 1 when they differ)")->expected(2);
+  app.add_option("--diff", flags.diff, "compare A with B by names (exit code 1 when they differ)")
+      ->expected(2)
+      ->type_name("A B");
   app.footer("Examples:\n"
              "  megashard inspect runs/a                        # the latest whole step\n"
+             "  megashard inspect runs/a --all                  # with its tensors and values\n"
              "  megashard inspect runs/a/best --filter '*norm*' # the best one, of --save-best\n"
              "  megashard inspect --diff runs/a/iter_0000100 runs/b/iter_0000100");
   if (!parse_words(app, argc, argv, "inspect: ", "; megashard inspect --help lists the flags")) return 0;

@@ -25,8 +25,13 @@ std::string counted(int64_t number, const std::string& name) {
   return with_commas(number) + " " + name + (number == 1 ? "" : "s");
 }
 
+std::string size_text(int64_t bytes) {
+  const bool is_large = bytes >= int64_t{10} << 30;
+  return mebibytes(is_large ? bytes / 1024 : bytes) + (is_large ? " GiB" : " MiB");
+}
+
 std::string size_of(const CheckpointSummary::Part& part) {
-  return mebibytes(part.bytes) + " MiB of " + c10::Join(", ", part.dtypes);
+  return size_text(part.bytes) + " of " + c10::Join(", ", part.dtypes);
 }
 
 std::string model_text(const CheckpointSummary& summary) {
@@ -98,7 +103,7 @@ void print_checkpoint_summary(const CheckpointReader& reader, const CheckpointSu
   if (step) line("saved by       ", saved_text(summary));
   int64_t bytes = 0;
   for (const auto& file : summary.files) bytes += std::max<int64_t>(file.second, 0);
-  line("files          ", std::to_string(summary.files.size()) + ", " + mebibytes(bytes) + " MiB");
+  line("files          ", std::to_string(summary.files.size()) + ", " + size_text(bytes));
 }
 
 nlohmann::ordered_json checkpoint_summary_json(const CheckpointSummary& summary) {

@@ -145,7 +145,7 @@ def test_what_inspect_shows_and_finds(tmp_path):
             for each in shown["tensors"]] == [("model.a", "float32", [2, 3])]
     values = {each["name"]: each["value"] for each in shown["values"]}
     assert values["iteration"] == 4 and values["args"]["state"] == {"hidden_size": 8}
-    text = inspect(tmp_path / "dcp")
+    text = inspect("--all", tmp_path / "dcp")
     assert "numpy uint32[3]" in text and "hidden_size" in text and "\x1b" not in text
     data = next((tmp_path / "dcp").glob("*.distcp"))
     content = bytearray(data.read_bytes())

@@ -1,6 +1,7 @@
 """Converters and `inspect` with wrong folders, files, names and models: one message, and every file is as it was."""
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -371,8 +372,19 @@ def test_settings_that_change_no_size_do_not_matter(models, tmp_path):
     assert same(weights(tmp_path / "hf"), weights(models / "llama"))
 
 
-def test_inspect_begins_with_a_summary(models):
-    said = run("inspect", models / "run").stdout.split("\n\n")[0]
+def test_the_latest_step_of_a_folder_is_converted(models, tmp_path):
+    said = converted("dcp_to_hf", "--load-dir", models / "llama_dcp", "--model-assets-dir", models / "llama",
+                     "--save-dir", tmp_path / "hf")
+    assert f"step: {models}/llama_dcp/release" in said and same(weights(tmp_path / "hf"), weights(models / "llama"))
+
+
+def test_inspect_shows_a_summary(models):
+    said, rest = run("inspect", models / "run").stdout.split("\n\n")
+    assert rest == "--all shows each tensor, value and file, --filter PATTERN some\n"
+    whole = run("inspect", models / "run", "--all").stdout
+    assert whole.startswith(said) and re.search(r"^model\.\S+ +float32 ", whole, re.M) and "\niteration " in whole
+    part = run("inspect", models / "run", "--filter", "model.*").stdout
+    assert "float32" in part.split("\n\n")[1] and "\niteration " not in part
     for part in ("torch_dcp step", "iteration 2", "saved by", "1 rank", "parameters", "float32", "optimizer", "exp_avg",
                  "random states", "gpt", "1 layer", "hidden size 16", "2 heads"):
         assert part in said, (part, said)
