@@ -36,6 +36,19 @@ def make_model(folder, text):
     model.save_pretrained(folder)
 
 
+def by_transformers(folder):
+    """What the trained model answers to the questions."""
+    model, tokenizer = (kind.from_pretrained(folder / "trained") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    answers = []
+    for line in (folder / "chats.jsonl").read_text().splitlines():
+        question = [{"role": "user", "content": json.loads(line)["instruction"]}]
+        tokens = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True,
+                                               return_tensors="pt")
+        said = model.generate(**tokens, max_new_tokens=16, do_sample=False)[0, tokens.input_ids.shape[1]:]
+        answers.append(tokenizer.decode(said, skip_special_tokens=True))
+    return answers
+
+
 def test_the_commands_of_the_page(folder):
     commands = "\n".join(blocks_run_by("tests/interop/test_fine_tuning.py", PAGE))
     (folder / "run" / "model").mkdir(parents=True)
@@ -43,7 +56,8 @@ def test_the_commands_of_the_page(folder):
     (folder / "launch").symlink_to(ROOT / "launch")
     (folder / "build").symlink_to(BUILD)
     out = run("bash", "-euc", commands, cwd=folder, env=environment(MEGASHARD_VENV=sys.prefix), timeout=300).stdout
-    assert blocks(PAGE)[-2].text in out  # the answers, by transformers and by infer
+    answers = blocks(PAGE)[-2].text
+    assert answers in out and answers.splitlines()[:4] == by_transformers(folder / "run")
     losses = [float(loss) for loss in re.findall(r"/ +20 .* lm loss: (\S+)", out)]  # of the run, then of the adapters
     assert losses[4] < 0.8 * losses[0]
     assert {"adapter", "model.safetensors"} <= {each.name for each in (folder / "run/lora_trained").iterdir()}
