@@ -1,6 +1,8 @@
 """README.md says of Megatron's flags what the program does with them, and its links lead somewhere."""
 import re
 
+import pytest
+
 from megashard import PROGRAM, ROOT, run
 
 README = (ROOT / "README.md").read_text()
@@ -12,11 +14,29 @@ def flags_in(text):
     return set(re.findall(r"--[a-z0-9][\w-]*", " ".join(re.findall(r"^  -.*", text, re.MULTILINE))))
 
 
-def test_the_counts_of_flags():
-    """Of the lists in tests/golden, a line of which begins with who has the flag and names its spellings fourth."""
+@pytest.fixture(scope="module")
+def kinds():
+    """By what the README calls them: those that work, are ignored, are refused."""
     text = run(PROGRAM, "pretrain", "--help").stdout
     used, ignored, refused = map(flags_in, re.split("accepted, without effect here:|known, but refused:", text))
-    refused -= used  # of which some values are refused
+    return {"works": used, "ignored": ignored, "refused": refused - used}  # of used ones some values are refused
+
+
+def test_the_table_of_what_works(kinds):
+    rows = re.findall(r"^\| ([^|]*`--[^|]*) \| (works|ignored|refused) \|", README, re.MULTILINE)
+    wrong, count = [], 0
+    for cell, kind in rows:
+        for flag in re.findall(r"`(--[\w*-]+)[^`]*`", cell):
+            beginning = flag.rstrip("*")
+            fits = any(known.startswith(beginning) for known in kinds[kind]) if "*" in flag else flag in kinds[kind]
+            wrong += [] if fits else [f"{flag} is not among what {kind}"]
+            count += 1
+    assert count > 15 and not wrong
+
+
+def test_the_counts_of_flags(kinds):
+    """Of the lists in tests/golden, a line of which begins with who has the flag and names its spellings fourth."""
+    _, ignored, refused = kinds.values()
     total = {}
     for row, name in LISTS.items():
         lines = [line for line in (ROOT / "tests" / "golden" / name).read_text().splitlines() if line[:1] != "#"]
