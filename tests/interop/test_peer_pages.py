@@ -62,7 +62,7 @@ def test_names_of_accelerate_are_answered_with_ours():
     or says that there is nothing to give."""
     here = {}
     for there, ours in rows(PAGES["from_accelerate"]):
-        if re.search(r"\S\(|[:/.]|fsdp_|\b[dtcs]p_", there):
+        if re.search(r"\S\(|[:/.]|fsdp_|accelerate|ignored_|\b[dtcs]p_", there):
             continue  # code, and keys of Accelerate's file
         for name in re.findall(r"`(?:--)?([a-z]\w+)[^`*]*`", there):
             name = name.replace("_", "-")

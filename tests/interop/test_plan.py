@@ -458,7 +458,7 @@ def test_each_device_that_comes_along_is_planned(folder):
         assert f"plan: 0.326 M parameters, 2 x {name}\n" in said and "have not been compared with runs" in said
     said = plan(folder, LLAMA_7B, 1)
     assert re.search(r"^of these +bytes +GiB$", said, re.M) and "have not been compared" not in said
-    assert said.startswith("without --device the plan is of h200; there are a100, ")
+    assert "\nwithout --device the plan is of h200; there are a100, " in said
 
 
 def test_a_device_file_says_what_it_lacks(folder):

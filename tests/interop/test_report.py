@@ -70,7 +70,7 @@ def test_a_page_tells_of_two_runs(folder, runs):
     assert [word for word in page.words["td"] if word.startswith("iter_")] == [
         "iter_0000006", "iter_0000004", "iter_0000002"] * 2
     assert page.words["td"].count("latest") == 2
-    assert page.words["td"].count("done") == 3 and page.words["td"].count("exited") == 1  # two are the summary's
+    assert page.words["td"].count("done") == 4 and page.words["td"].count("exited") == 1  # two are the summary's
 
 
 def test_the_page_of_one_run_lies_in_its_folder(runs):
