@@ -36,8 +36,7 @@ void write_report(const std::string& path, const std::string& page) {
 }  // namespace
 
 int run_report(int argc, char** argv) {
-  CLI::App app("one HTML page about runs: curves, memory, a step's timeline, restarts, checkpoints, configuration",
-               "megashard report");
+  CLI::App app("one HTML page about runs: curves, memory, timeline, restarts, checkpoints", "megashard report");
   app.formatter(std::make_shared<HelpFormat>());
   std::vector<std::string> paths, traces;
   std::string out;
