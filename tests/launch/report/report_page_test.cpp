@@ -101,7 +101,7 @@ TEST(LineChart, StepsAreAllInThousandsOrNone) {
   const auto svg_to = [](double last) {
     return svg_of(LineChart{.value_text = short_number, .curves = {{.steps = {0, last}, .values = {1, 2}}}});
   };
-  EXPECT_THAT(svg_to(10000), HasSubstr(">5k</text>"));
+  EXPECT_THAT(svg_to(10000), HasSubstr(">2k</text>"));
   EXPECT_THAT(svg_to(10000), HasSubstr(">10k</text>"));
   EXPECT_THAT(svg_to(8000), HasSubstr(">8000</text>"));
 }
