@@ -98,6 +98,9 @@ void add_checkpoint_options(std::vector<Option>& rows) {
       group.choice("--ckpt-format", &A::ckpt_format, kFree,
                    {{"torch_dist", CheckpointFormat::kTorchDist}, {"torch_dcp", CheckpointFormat::kTorchDcp}},
                    "format of checkpoints, saved and loaded"));
+  saving.add("--ckpt-bare-names", &A::ckpt_bare_names, kFree,
+             "torch_dcp steps have the weights at the top, lm_head.weight and not model.lm_head.weight: as PyTorch's "
+             "dcp.save(model.state_dict()) and ROLL");
   refuse_formats(
       saving.choice("--ckpt-convert-format", &A::ckpt_convert_format, kFree,
                     {{"torch_dist", CheckpointFormat::kTorchDist}, {"torch_dcp", CheckpointFormat::kTorchDcp}},
@@ -114,6 +117,11 @@ void add_checkpoint_options(std::vector<Option>& rows) {
   saving.add("--overwrite", &A::overwrite, kFree,
              "with --save-hf: the folder may hold weights, which are replaced when the new ones are "
              "complete, or a run's steps, which stay");
+  saving.choice(
+      "--save-hf-dtype", &A::save_hf_dtype, kFree,
+      {{"fp32", HfDtype::kFp32}, {"fp16", HfDtype::kFp16}, {"bf16", HfDtype::kBf16}},
+      "with --save-hf: dtype of the floating weights; unset: that of --hf-model's files, or of the parameters "
+      "where these are stored in 16 bits or the network is of flags");
   saving.add("--save-hf-stacked-experts", &A::save_hf_stacked_experts, kFree,
              "with --save-hf: the experts of a layer in gate_up_proj and down_proj, as transformers has "
              "them in memory");
@@ -134,6 +142,12 @@ void check_checkpointing(const Arguments& arguments, Mistakes& rules) {
                 "--save-retain-interval " + to_string(retain) + " is no multiple of --save-interval " +
                     to_string(interval) + ", so nothing would be retained.");
   check_conversion(arguments, rules);
+  const auto written = arguments.ckpt_convert_format.value_or(arguments.ckpt_format);
+  rules.require(!arguments.ckpt_bare_names || written == CheckpointFormat::kTorchDcp,
+                "--ckpt-bare-names is for --ckpt-format torch_dcp: Megatron finds the weights of torch_dist by other "
+                "names.");
+  rules.require(!arguments.save_hf_dtype || arguments.save_hf,
+                "--save-hf-dtype needs --save-hf, the folder for Hugging Face files.");
   const bool loads = arguments.load || arguments.pretrained_checkpoint;
   rules.require(!arguments.ckpt_step || arguments.load, "--ckpt-step " + to_string(arguments.ckpt_step.value_or(0)) +
                                                             " needs --load, the folder that has the step.");

@@ -26,6 +26,8 @@ enum class StrictHandling {
   kIgnoreAll,
 };
 
+enum class HfDtype { kFp32, kFp16, kBf16 };
+
 struct CheckpointArguments {
   std::optional<std::string> save;
   std::optional<int64_t> save_interval;
@@ -47,9 +49,11 @@ struct CheckpointArguments {
   bool exit_on_missing_checkpoint = false;
   bool auto_detect_ckpt_format = false;
   CheckpointFormat ckpt_format = CheckpointFormat::kTorchDist;
+  bool ckpt_bare_names = false;                         // weights at the top of a torch_dcp step
   std::optional<CheckpointFormat> ckpt_convert_format;  // load, save in this one, exit
   std::optional<std::string> ckpt_convert_save;         // folder for it
   std::optional<std::string> save_hf;                   // folder for Hugging Face files, at the end
+  std::optional<HfDtype> save_hf_dtype;                 // of its floating weights; unset: that of --hf-model's files
   bool save_hf_stacked_experts = false;                 // a layer's experts in two tensors there
   bool overwrite = false;                               // --save-hf may replace what its folder holds
   bool overwrite_run = false;                           // a new run may write among another's steps

@@ -16,7 +16,8 @@ bool all_of_optimizer(const std::vector<std::string>& names) {
   return std::all_of(names.begin(), names.end(), is_optimizer_key);
 }
 
-std::string described(const char* kind, const std::vector<std::string>& names) {
+std::string described(const char* kind, std::vector<std::string> names, const StepNames& spelling) {
+  for (auto& name : names) name = spelling.spelled(name);
   return std::string(kind) + " keys (" + std::to_string(names.size()) + "): " + listed(names);
 }
 
@@ -46,12 +47,12 @@ std::vector<std::string> judge_differences(const LoadReport& report, const LoadS
   std::string refused;
   std::vector<std::string> lines;
   if (!report.missing.empty()) {
-    const auto text = described("missing", report.missing);
+    const auto text = described("missing", report.missing, report.names);
     if (strictness.missing == Handling::kRefuse) refused += "; " + text;
     if (strictness.missing == Handling::kPrint) lines.push_back("WARNING: " + text + ": they keep their first values");
   }
   if (!report.unexpected.empty()) {
-    const auto text = described("unexpected", report.unexpected);
+    const auto text = described("unexpected", report.unexpected, report.names);
     if (strictness.unexpected == Handling::kRefuse) refused += "; " + text;
     if (strictness.unexpected == Handling::kPrint) lines.push_back("WARNING: " + text + ": they are not loaded");
   }

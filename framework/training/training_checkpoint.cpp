@@ -40,6 +40,16 @@ ShardedTensors tensors_of(const TrainingState& state, CheckpointFormat format, b
   return tensors;
 }
 
+/// Each parameter once, in the order of PyTorch's model.parameters().
+std::vector<std::string> parameter_names(const MegatronModule& model) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::vector<std::string> names;
+  for (const auto& item : model.named_parameters(/*recurse=*/true)) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) names.push_back(item.key());
+  }
+  return names;
+}
+
 TiedKeys tied_keys(const MegatronModule& model) {
   TiedKeys keys;
   for (const auto& [name, first] : model.tied_names()) keys.emplace_back(model_key(name), model_key(first));
@@ -244,6 +254,7 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
                       .run = state.run,
                       .notice = notice,
                       .tied = tied_keys(state.model),
+                      .bare_names = arguments.ckpt_bare_names,
                       .plans = state.save_plans};
   const auto noticed = std::make_shared<std::vector<std::string>>();
   if (saver != nullptr) options.notice = [noticed](const std::string& line) { noticed->push_back(line); };
@@ -276,6 +287,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   LoadOptions options;
   if (!arguments.auto_detect_ckpt_format) options.format = arguments.ckpt_format;
   options.strict = false;
+  if (parts.optimizer) options.parameters = parameter_names(state.model);
   ShardedTensors tensors;
   std::vector<FurtherKey> further;
   const auto is_further = [&](const std::string& key) {
@@ -294,6 +306,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   };
   options.accept = [&](const Dict& values, LoadReport report) {
     const ArgumentRecord saved = saved_arguments(values);
+    if (const auto told = report.names.told(); !told.empty()) lines.push_back(told);
     if (parts.progress) {
       check_checkpoint_arguments(arguments, saved, step.folder);
       position = saved_position(values, saved, step, arguments);

@@ -172,9 +172,10 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
       options.rename = files.to_published_names;
       if (flags->fused.empty()) options.reshape = to_published_experts(files.experts);
     }
-    options.check = [&](const std::vector<TensorInfo>& weights) {
-      config_of(options.model_assets_dir).check_step(weights, options.load_dir);
-    };
+    const auto config = config_of(options.model_assets_dir);
+    const bool names_are_given = !options.dcp_prefix.empty() || !options.hf_prefix.empty();
+    if (!names_are_given && layout == std::nullopt) options.names.weights = config.names();
+    options.check = [&](const std::vector<TensorInfo>& weights) { config.check_step(weights, options.load_dir); };
     convert_step_to_hf(options, print_over_status);
     print_line("written: " + options.save_dir);
   });

@@ -84,6 +84,18 @@ WeightCheck::WeightCheck(const std::string& directory) : directory_(directory) {
   model_ = model_on_meta(*config, directory + "/config.json");
 }
 
+std::vector<std::string> WeightCheck::names() const {
+  std::vector<std::string> names;
+  if (model_ == nullptr) return names;
+  const auto* published = dynamic_cast<const PublishedWeights*>(model_.get());
+  for (const auto& item : model_->named_parameters(/*recurse=*/true)) {
+    names.push_back(item.key());
+    if (published == nullptr) continue;
+    if (auto other = published->published_name(item.key()); other != item.key()) names.push_back(std::move(other));
+  }
+  return names;
+}
+
 WeightCheck::Problem WeightCheck::problem_of(const std::vector<TensorInfo>& weights) const {
   WeightMismatch mismatch;
   Problem problem;

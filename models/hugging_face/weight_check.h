@@ -20,6 +20,9 @@ class WeightCheck {
   /// Why nothing can be compared: no config.json, or a model that is not known here. Empty: it can.
   const std::string& unknown() const { return unknown_; }
 
+  /// All names that the model's weights may have; empty: unknown().
+  std::vector<std::string> names() const;
+
   /// Weights of a step on their way into files. Throws an error with the remedy when they are
   /// adapters, or, unless unknown(), not those of config.json in names and sizes. `step` is where
   /// they come from.
