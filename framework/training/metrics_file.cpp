@@ -9,6 +9,7 @@
 
 #include "checkpoint/files/file_io.h"
 #include "framework/diagnostics.h"
+#include "framework/training/run_events.h"
 
 namespace megashard {
 namespace {
@@ -63,6 +64,21 @@ std::string metrics_line(const StepReport& report) {
     }
   }
   return object.dump();
+}
+
+std::string keep_earlier_metrics(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) == 0) return "";
+  const auto real = std::filesystem::canonical(path).string();  // a link stays one
+  std::string kept;
+  for (int number = 1; kept.empty() || path_exists(kept); ++number) kept = real + "." + std::to_string(number);
+  std::filesystem::rename(real, kept, error);
+  if (error) {
+    throw UsageError("--metrics-file " + path + " holds the steps of another run, and cannot be kept as " + kept +
+                     ": " + error.message() + "; give another file");
+  }
+  if (path_exists(events_path(path))) std::filesystem::rename(events_path(path), events_path(kept), error);
+  return kept;
 }
 
 MetricsFile::MetricsFile(const std::string& path, int64_t loaded_step) : path_(path) {

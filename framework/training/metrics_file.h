@@ -16,6 +16,11 @@ std::string metrics_line(const StepReport& report);
 /// it leaves them. Lines that are no step's stay, but for one that was cut short at the end.
 std::string lines_until(const std::string& text, int64_t step);
 
+/// Before a fresh run writes that file: what another run has written there becomes FILE.1, or the next number that is
+/// free, with its events (run_events.h). Returns the new name, empty where there was nothing. Throws UsageError when it
+/// cannot be renamed.
+std::string keep_earlier_metrics(const std::string& path);
+
 /// Writes one line a step, flushed, so that a reader can follow it. For rank 0.
 class MetricsFile final : public MetricsWriter {
  public:

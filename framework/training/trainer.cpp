@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "framework/training/loss_scale.h"
+#include "framework/training/metrics_file.h"
 #include "framework/training/output_paths.h"
 #include "framework/training/sequence_group.h"
 #include "framework/training/split_samples.h"
@@ -197,9 +198,17 @@ void Trainer::prepare_training() {
   all_or_rethrow(group_, [this] { build_data(); });
   try_output_paths(output_paths(arguments_, /*saves=*/!arguments_.skip_train), group_);
   if (!arguments_.skip_train) saver_.begin_run(/*converts=*/false);
-  all_or_rethrow(group_, [this] {
+  std::string kept;
+  all_or_rethrow(group_, [&] {
+    const bool is_fresh = state_.iteration == 0 && !arguments_.overwrite_run;
+    if (arguments_.metrics_file && is_fresh && group_->rank() == 0)
+      kept = keep_earlier_metrics(*arguments_.metrics_file);
     if (group_->rank() == 0) writers_ = make_metrics_writers(arguments_, state_.iteration);
   });
+  if (!kept.empty()) {
+    callbacks_.print_on_first_rank("the steps of another run in --metrics-file " + *arguments_.metrics_file +
+                                   " are kept as " + kept);
+  }
   if (arguments_.metrics_file && group_->rank() == 0) {
     events_ = std::make_unique<RunEvents>(*arguments_.metrics_file, state_.iteration);
     events_->start(arguments_, state_.iteration);

@@ -351,6 +351,17 @@ def test_nothing_is_left_of_a_start_that_fails(folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] in ([], ["c"])  # metrics begin with the first step
 
 
+def test_metrics_of_another_run_are_kept(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    first = run(*TRAIN, "--metrics-file", metrics)
+    assert first.returncode == 0, first.stderr
+    lines = metrics.read_text()
+    second = run(*TRAIN, "--metrics-file", metrics)
+    kept = tmp_path / "metrics.jsonl.1"
+    assert f"the steps of another run in --metrics-file {metrics} are kept as {kept}" in second.stdout
+    assert kept.read_text() == lines and len(metrics.read_text().splitlines()) == len(lines.splitlines())
+
+
 def test_metrics_are_cut_to_the_step_that_is_loaded(here, tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step":1,"loss":4}\n{"step":2,"loss":3}\n{"step":3,"loss":2}\n{"step":2,"lo')

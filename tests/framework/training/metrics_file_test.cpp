@@ -92,6 +92,27 @@ TEST(MetricsFile, WritesALineAStepAndGoesOn) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(MetricsFile, OfAnotherRunIsKept) {
+  const TemporaryFolder folder;
+  const auto path = folder.file("run.jsonl");
+  const auto content = [](const std::string& file) {
+    std::ifstream stream(file);
+    return std::string(std::istreambuf_iterator<char>(stream), {});
+  };
+  EXPECT_EQ(keep_earlier_metrics(path), "");
+  for (const char* run : {"first", "second"}) {
+    std::ofstream(path) << run;
+    std::ofstream(path + ".events") << run;
+    EXPECT_NE(keep_earlier_metrics(path), "");
+    EXPECT_FALSE(std::filesystem::exists(path));
+  }
+  EXPECT_EQ(content(path + ".1"), "first");
+  EXPECT_EQ(content(path + ".2"), "second");
+  EXPECT_EQ(content(path + ".2.events"), "second");
+  std::ofstream(path).flush();
+  EXPECT_EQ(keep_earlier_metrics(path), "") << "nothing is in it";
+}
+
 TEST(MetricsFile, IsCutToTheStepThatIsLoaded) {
   const std::string one = "{\"step\":1}\n", two = "{\"step\":2}\n", note = "a note\n";
   const std::string three = "{\"step\":3}\n";

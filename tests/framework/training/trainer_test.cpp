@@ -195,6 +195,7 @@ TEST(Trainer, MetricsHoldWhatIsMeasuredAfterTheStep) {
   arguments.log_interval = 3;
   arguments.log_params_norm = arguments.log_num_zeros_in_grad = true;
   arguments.metrics_file = ::testing::TempDir() + "trainer_metrics.jsonl";
+  arguments.overwrite_run = true;  // what an earlier test has left
   OneWeight model(1, [](const at::Tensor& weight, int) { return weight * 2; });
   train(arguments, model);
   std::ifstream file(*arguments.metrics_file);
