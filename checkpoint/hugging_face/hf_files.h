@@ -1,7 +1,10 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +16,8 @@ namespace megashard {
 /// How a model is saved in Hugging Face's format.
 struct HfSaveOptions {
   int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;  ///< of data in a file
-  std::string stem = "model";  ///< of the weights' file names; PEFT's adapters have another
+  std::optional<at::ScalarType> dtype{};  ///< of floating weights; unset: as they are (save_hf_sharded's)
+  std::string stem = "model";             ///< of the weights' file names; PEFT's adapters have another
   /// Writes what lies beside the weights (config.json, tokenizer, ...) into the folder given,
   /// synced: these files get their places together with the weights. Null: nothing.
   std::function<void(const std::string& folder)> beside{};

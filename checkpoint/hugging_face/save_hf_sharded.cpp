@@ -46,7 +46,13 @@ int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.
 
 class ShardedSave {
  public:
-  explicit ShardedSave(const ShardedTensors& tensors) : tensors_(tensors) {}
+  ShardedSave(const ShardedTensors& tensors, std::optional<at::ScalarType> dtype) : tensors_(tensors), dtype_(dtype) {}
+
+  RankPlan own_plan() const {
+    auto plan = make_rank_plan(tensors_, {});
+    for (auto& item : plan) item.dtype = written(item.dtype);
+    return plan;
+  }
 
   void make_plan(const std::string& directory, const std::vector<Value>& plans, const HfSaveOptions& options) {
     std::vector<RankPlan> decoded;
@@ -81,14 +87,15 @@ class ShardedSave {
       const auto& place = places_.at(entry.key);
       auto& file = open[place.file];
       if (file == nullptr) file = std::make_unique<PlacedFile>(path(place.file));
-      const auto local = tensors_[write.item].second.local.detach().cpu().contiguous();
+      const auto& held = tensors_[write.item].second.local;
+      const auto local = held.detach().to(c10::kCPU, written(held.scalar_type())).contiguous();
       const auto* data = static_cast<const char*>(local.const_data_ptr());
       const auto bytes = static_cast<int64_t>(local.element_size());
       const auto& tensor = *entry.tensor();
       for_each_run(tensor.sizes, tensor.chunks[write.chunk], [&](int64_t in_whole, int64_t in_box, int64_t count) {
         file->write_at(data + in_box * bytes, count * bytes, place.offset + in_whole * bytes);
       });
-      work.add(bytes_of(local));
+      work.add(bytes_of(held));
     }
     for (auto& [number, file] : open) file->sync();
   }
@@ -104,6 +111,8 @@ class ShardedSave {
   }
 
  private:
+  at::ScalarType written(at::ScalarType held) const { return dtype_ && at::isFloatingType(held) ? *dtype_ : held; }
+
   struct DataPlace {
     size_t file;
     int64_t offset;
@@ -111,6 +120,7 @@ class ShardedSave {
   std::string path(size_t file) const { return folder_->path(folder_->plan().files[file].name); }
 
   const ShardedTensors& tensors_;
+  std::optional<at::ScalarType> dtype_;
   SavePlan plan_;
   std::optional<HfFolderWriter> folder_;
   std::vector<SafetensorsLayout> layouts_;
@@ -122,8 +132,8 @@ class ShardedSave {
 void save_hf_sharded(const std::string& directory, const ShardedTensors& tensors, const ProcessGroupPtr& group,
                      const HfSaveOptions& options) {
   const auto rank = static_cast<size_t>(rank_in(group));
-  ShardedSave save(tensors);
-  const auto plans = gather_values(group, [&] { return plan_value(make_rank_plan(tensors, {})); });
+  ShardedSave save(tensors, options.dtype);
+  const auto plans = gather_values(group, [&] { return plan_value(save.own_plan()); });
   try {
     all_or_throw(group, [&] {
       save.make_plan(directory, plans, options);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "checkpoint/values/tensor_info.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/saved_arguments.h"
 #include "framework/process_group/launch_environment.h"
@@ -222,7 +223,8 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
     return kExitInterrupted;
   }
   if (arguments.save_hf) {
-    sink(Severity::kNotice, "saving the weights as Hugging Face files to " + *arguments.save_hf);
+    sink(Severity::kNotice, "saving the weights as Hugging Face files to " + *arguments.save_hf + " in " +
+                                torch_dtype_name(hf_model_dtype(arguments)));
     save_hf_model(*built.model, arguments, group);
     sink(Severity::kNotice, "  successfully saved Hugging Face files to " + *arguments.save_hf);
   }

@@ -1,13 +1,19 @@
 #include "models/hugging_face/save_hf_model.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
+#include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/hf_assets.h"
+#include "checkpoint/hugging_face/hf_weights.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/steps/folder_content.h"
 #include "checkpoint/values/tensor_info.h"
+#include "framework/arguments/argument_table.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/diagnostics.h"
 #include "framework/training/checkpoint_saver.h"
@@ -34,12 +40,36 @@ OrderedJson config_of_network(const DecoderConfig& network) {
                    "Leave --save-hf out, or change the network");
 }
 
+/// In transformers' new key or its old one, of which it reads both; in the parts of the model where they have one.
+void write_dtype(OrderedJson& config, const std::string& dtype) {
+  for (auto& [name, part] : config.items()) {
+    if (!part.is_object()) continue;
+    for (const char* key : {"dtype", "torch_dtype"}) {
+      if (part.contains(key)) part[key] = dtype;
+    }
+  }
+  config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+}
+
+/// Of most bytes of the floating weights; nothing where there are none that can be trained as they are.
+std::optional<at::ScalarType> dtype_of_files(const std::string& hf_model) {
+  if (!path_exists(hf_model + "/" + kHfWeightsFile) && !path_exists(hf_model + "/" + kHfIndexFile)) return std::nullopt;
+  const auto files = open_hf_weights(hf_model);
+  std::map<at::ScalarType, int64_t> bytes;
+  for (const auto& info : files->tensors()) {
+    if (info.dtype == at::kFloat || info.dtype == at::kHalf || info.dtype == at::kBFloat16)
+      bytes[info.dtype] += tensor_bytes(info);
+  }
+  const auto most = std::max_element(bytes.begin(), bytes.end(),
+                                     [](const auto& one, const auto& other) { return one.second < other.second; });
+  return most == bytes.end() ? std::nullopt : std::optional(most->first);
+}
+
 OrderedJson config_of_run(const Arguments& arguments) {
   const auto network = decoder_config(arguments);
   auto config = arguments.hf_model ? need_hf_config(*arguments.hf_model) : config_of_network(network);
   config["tie_word_embeddings"] = network.tie_word_embeddings;
-  const bool new_name = config.contains("dtype");  // transformers 5 reads both
-  config[new_name ? "dtype" : "torch_dtype"] = torch_dtype_name(*parse_dtype(arguments.params_dtype));
+  write_dtype(config, torch_dtype_name(hf_model_dtype(arguments)));
   return config;
 }
 
@@ -56,6 +86,13 @@ void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) 
   const auto refusals = gather_or_throw(
       group, [&] { return rank_in(group) == 0 ? content_refusal(folder, "--save-hf", arguments.overwrite) : ""; });
   if (!refusals[0].empty()) throw UsageError(refusals[0]);
+}
+
+at::ScalarType hf_model_dtype(const Arguments& arguments) {
+  if (arguments.save_hf_dtype) return *parse_dtype(choice_name("save_hf_dtype", *arguments.save_hf_dtype));
+  const auto stored = *parse_dtype(arguments.params_dtype);
+  if (stored != at::kFloat || !arguments.hf_model || arguments.from_scratch) return stored;
+  return dtype_of_files(*arguments.hf_model).value_or(stored);
 }
 
 void save_hf_model(MegatronModule& model, const Arguments& arguments, const ProcessGroupPtr& group) {
@@ -77,7 +114,7 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments, const Proc
     write_hf_config(beside, config_of_run(arguments));
   };
   const auto ranks = make_saving_group(group, "Hugging Face saves");
-  save_hf_sharded(folder, tensors, ranks, {.beside = write_beside});
+  save_hf_sharded(folder, tensors, ranks, {.dtype = hf_model_dtype(arguments), .beside = write_beside});
   if (model.keeps_trained_only()) save_adapters(model, arguments, folder + "/adapter", ranks);
 }
 

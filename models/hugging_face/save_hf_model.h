@@ -13,10 +13,14 @@ namespace megashard {
 /// or when transformers has no architecture for the network of the flags.
 void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
 
-/// All ranks write the model's weights (save_hf_sharded: in their dtype, tied ones once, experts as
+/// The dtype of the weights that save_hf_model writes: --save-hf-dtype; without it that of most bytes in the files of
+/// --hf-model, whose weights are trained, or where there are none, or the parameters are stored in 16 bits, theirs.
+at::ScalarType hf_model_dtype(const Arguments& arguments);
+
+/// All ranks write the model's weights (save_hf_sharded: in hf_model_dtype, tied ones once, experts as
 /// their family publishes them or, by --save-hf-stacked-experts, as stack_experts()); then come the
 /// files beside the weights of --hf-model, and config.json: --hf-model's, or that of the Llama,
-/// Qwen2 or Qwen3 which the flags describe, with the tying and dtype of this run. Adapters are
+/// Qwen2 or Qwen3 which the flags describe, with the tying of this run and the dtype of the weights. Adapters are
 /// merged into the weights, and by themselves in the folder's adapter/ (save_adapters.h).
 /// Collective.
 void save_hf_model(MegatronModule& model, const Arguments& arguments, const ProcessGroupPtr& group);

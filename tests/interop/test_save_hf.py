@@ -74,7 +74,10 @@ def check_logits(written, dtype, family=AutoModelForCausalLM):
      {}, ["--apply-layernorm-1p"], torch.float32),
 ], ids=["tied", "bf16", "untied", "mistral", "gemma3"])
 def test_a_model_of_transformers(tmp_path, family, config, edit, flags, dtype):
-    """Trained and written; the training is stopped by --exit-interval. The model was stored in the other dtype."""
+    """Trained and written as it is kept; the training is stopped by --exit-interval. The model was stored in the other
+    dtype."""
+    if dtype == torch.float32:
+        flags = [*flags, "--save-hf-dtype", "fp32"]
     source, written, save = tmp_path / "source", tmp_path / "written", tmp_path / "save"
     torch.manual_seed(0)
     family(config).to(torch.bfloat16 if dtype == torch.float32 else torch.float32).save_pretrained(source)
@@ -94,6 +97,31 @@ def test_a_model_of_transformers(tmp_path, family, config, edit, flags, dtype):
     _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 1, "--save-hf", source / "../source",
                       expect=USAGE)
     assert "is --hf-model's directory, whose weights it would replace" in out
+
+
+@pytest.mark.parametrize("stored, training, flag, dtype", [
+    (torch.bfloat16, [], [], torch.bfloat16),
+    (torch.bfloat16, ["--lora-r", 4, "--lora-target-modules", "all-linear"], [], torch.bfloat16),
+    (torch.bfloat16, ["--from-scratch"], [], torch.float32),
+    (torch.float16, [], [], torch.float16),
+    (torch.float32, [], ["--save-hf-dtype", "bf16"], torch.bfloat16),
+], ids=["files", "adapters", "from scratch", "fp16", "flag"])
+def test_the_dtype_is_that_of_the_files(tmp_path, stored, training, flag, dtype):
+    """What is written is what training has, rounded once."""
+    source, written, whole = (tmp_path / name for name in ("source", "written", "whole"))
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16, dtype=stored)).to(stored)
+    model.model.layers[0].input_layernorm.float()  # as some models keep their norms: most bytes count
+    model.save_pretrained(source)
+    for target, flags in ((whole, ["--save-hf-dtype", "fp32"]), (written, flag)):
+        _, out = pretrain(tmp_path, "--hf-model", source, "--train-iters", 2, "--save-hf", target, *training, *flags)
+    assert f"saving the weights as Hugging Face files to {written} in {str(dtype).removeprefix('torch.')}" in out
+    ours, exact = load_file(written / "model.safetensors"), load_file(whole / "model.safetensors")
+    assert {each.dtype for each in exact.values()} == {torch.float32}
+    assert all(torch.equal(ours[name], value.to(dtype)) for name, value in exact.items()) and len(ours) == len(exact)
+    loaded, notes = AutoModelForCausalLM.from_pretrained(written, output_loading_info=True)
+    assert not any(notes.values()), notes
+    assert loaded.dtype == loaded.config.dtype == dtype
 
 
 def test_experts_by_themselves_and_stacked(tmp_path):
