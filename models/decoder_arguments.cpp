@@ -6,6 +6,7 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
+#include "models/families/model_family.h"
 
 namespace megashard {
 namespace {
@@ -90,6 +91,16 @@ DecoderConfig decoder_config_or_usage_error(const Arguments& arguments) {
   }
 }
 
+void tell_replaced_balance(const Arguments& arguments, const DiagnosticSink& sink) {
+  if (!replaces_balance_of_config(arguments)) return;
+  const double replaced = decoder_config_from_hf(*arguments.hf_model).moe.aux_loss_coef;
+  if (replaced == 0) return;
+  sink(Severity::kNotice, "the experts are balanced by Megatron's loss, as the flags say (--moe-aux-loss-coeff " +
+                              argument_text(arguments.moe_aux_loss_coeff) +
+                              "), and not by transformers', for which config.json says router_aux_loss_coef " +
+                              argument_text(replaced) + ".");
+}
+
 }  // namespace
 
 std::vector<std::string> contradictions(const DecoderConfig& config, const Arguments& arguments) {
@@ -130,6 +141,7 @@ void take_network_from_hf_model(Arguments& arguments, const DiagnosticSink& sink
                                 "its own");
   }
   warn_of_length(config, arguments, sink);
+  tell_replaced_balance(arguments, sink);
   auto values = network_values(config);
   values.erase("vocab_size");  // NullTokenizer's: the text's, not the model's
   values["untie_embeddings_and_output_weights"] = !config.tie_word_embeddings;

@@ -47,7 +47,8 @@ PositionKind positions_of(const Arguments& arguments) {
 }
 
 RotaryConfig rotary_of(const Arguments& arguments) {
-  RotaryConfig rotary{.theta = static_cast<double>(arguments.rotary_base), .fraction = arguments.rotary_percent,
+  RotaryConfig rotary{.theta = static_cast<double>(arguments.rotary_base),
+                      .fraction = arguments.rotary_percent,
                       .interleaved = arguments.rotary_interleaved};
   if (arguments.rotary_seq_len_interpolation_factor) {
     rotary.kind = RotaryConfig::Kind::kLinear;
@@ -84,6 +85,20 @@ void cut_over_ranks(DecoderConfig& config, const Arguments& arguments) {
       std::make_shared<TensorParallelRanks>(ranks, arguments.rank % ranks, arguments.sequence_parallel);
 }
 
+/// Megatron's losses of routers, of which the one for balance takes the place of config.json's.
+void take_router_losses(MoeConfig& moe, const Arguments& arguments) {
+  const auto type = arguments.moe_router_load_balancing_type;
+  const double balance = type == RouterBalance::kNone ? 0 : arguments.moe_aux_loss_coeff;
+  const double z_loss = arguments.moe_z_loss_coeff.value_or(0);
+  require(moe.num_experts > 0 || (balance == 0 && z_loss == 0),
+          std::string(balance != 0 ? "--moe-aux-loss-coeff" : "--moe-z-loss-coeff") +
+              " needs a model with experts, and this one has none; leave it out");
+  if (replaces_balance_of_config(arguments)) moe.aux_loss_coef = 0;
+  moe.balance_coef = balance;
+  moe.balances_sequences = type == RouterBalance::kSequence;
+  moe.z_loss_coef = z_loss;
+}
+
 /// What flags change of a network that config.json describes.
 void apply_flags(DecoderConfig& config, const Arguments& arguments) {
   const int64_t parts = arguments.expert_model_parallel_size;
@@ -92,6 +107,7 @@ void apply_flags(DecoderConfig& config, const Arguments& arguments) {
           flag + " needs a model with experts, and this one has none; leave it out");
   require(config.moe.num_experts % parts == 0, flag + " does not divide the " + std::to_string(config.moe.num_experts) +
                                                    " experts of the model; choose a number that does, or leave it out");
+  take_router_losses(config.moe, arguments);
   config.moe.ep_size = parts;
   config.moe.ep_rank = arguments.rank / arguments.tensor_model_parallel_size % parts;
   Mistakes mistakes;
@@ -101,6 +117,10 @@ void apply_flags(DecoderConfig& config, const Arguments& arguments) {
 }
 
 }  // namespace
+
+bool replaces_balance_of_config(const Arguments& arguments) {
+  return arguments.is_given("moe_aux_loss_coeff") || arguments.moe_router_load_balancing_type == RouterBalance::kNone;
+}
 
 DecoderConfig decoder_config_from_flags(const Arguments& given) {
   Arguments arguments = given;

@@ -27,6 +27,7 @@ std::vector<Option> build_table() {
   std::vector<Option> rows;
   detail::add_model_options(rows);
   detail::add_network_options(rows);
+  detail::add_expert_options(rows);
   detail::add_training_options(rows);
   detail::add_activation_options(rows);
   detail::add_optimizer_options(rows);
@@ -95,6 +96,10 @@ ArgumentValue parse_words(const Option& option, const std::vector<std::string>& 
 void check_count(const Option& option, const std::vector<std::string>& words) {
   const auto count = static_cast<int>(words.size());
   const bool any = option.nargs == Option::kAnyNumber;
+  const bool is_list = option.type == ValueType::kIntegers || option.type == ValueType::kTexts;
+  const bool one_of_many = any && !is_list && option.status == OptionStatus::kUsed;  // Megatron would take a list
+  if (one_of_many && count > 1)
+    throw UsageError(option.flag + " takes one value here, got " + std::to_string(count) + ".");
   if (any && (count > 0 || option.status == OptionStatus::kWithoutEffect)) return;
   if (count == 0) throw UsageError(option.flag + " has no value; write " + option_usage(option) + ".");
   if (count == option.nargs) return;

@@ -51,6 +51,7 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
   // Sizes come from config.json, or are the model's own business.
   if (!arguments.hf_model && !arguments.is_own_model()) detail::derive_network_sizes(arguments, rules);
   detail::check_network(arguments, rules);
+  detail::check_experts(arguments, rules);
   detail::validate_parallel(arguments, environment, later, rules);
   detail::validate_context_parallel(arguments, later, rules);
   detail::validate_training(arguments, rules);

@@ -8,6 +8,7 @@
 #include "framework/arguments/checkpoint_arguments.h"
 #include "framework/arguments/context_parallel_arguments.h"
 #include "framework/arguments/data_arguments.h"
+#include "framework/arguments/expert_arguments.h"
 #include "framework/arguments/logging_arguments.h"
 #include "framework/arguments/model_arguments.h"
 #include "framework/arguments/network_arguments.h"
@@ -21,6 +22,7 @@ namespace megashard {
 /// defaults. The files of the parts hold their rows and rules; argument_table.h says what a row knows. (derived):
 /// filled by validate_arguments. An unset optional was not given.
 struct Arguments : NetworkArguments,
+                   ExpertArguments,
                    InitializationArguments,
                    RegularizationArguments,
                    PrecisionArguments,

@@ -168,13 +168,8 @@ void refuse_experts(CompatibilityFlags& flags) {
       "experts come with a model of experts by --hf-model, whose config.json describes them; leave "
       "it out",
       {{"--num-experts", 1}, {"--moe-ffn-hidden-size", 1}, {"--moe-router-topk", 1}, {"--moe-layer-freq", 1, "1"}});
-  flags.refuse("the load-balancing loss is that of config.json of --hf-model (output_router_logits and "
-               "router_aux_loss_coef); leave it out",
-               {{"--moe-aux-loss-coeff", kAny, "0.0"}, {"--moe-router-load-balancing-type", kAny, "aux_loss"}});
-  flags.refuse("routers take the largest softmax values, in fp32 and without further losses, groups or "
-               "biases; leave it out",
-               {{"--moe-z-loss-coeff", 1, "0"},
-                {"--moe-input-jitter-eps", 1, "0"},
+  flags.refuse("routers take the largest softmax values, in fp32 and without groups or biases; leave it out",
+               {{"--moe-input-jitter-eps", 1, "0"},
                 {"--moe-router-dtype", 1, "fp32"},
                 {"--moe-router-score-function", 1, "softmax"},
                 {"--moe-router-pre-softmax"},

@@ -40,6 +40,9 @@ class MultiModalModule : public MegatronModule, public HookedModule {
   /// Floating-point operations of forward and backward of `sequences` sequences; 6 per parameter
   /// and token unless a model knows better.
   virtual double training_flops(int64_t sequences, int64_t sequence_length) const;
+  /// Losses of routers (router_losses.h) that the forwards of training since the last call have added to the
+  /// gradients, and not to the tokens' losses: their sums, [kRouterLosses] fp64. Undefined: there are none.
+  virtual at::Tensor take_router_losses() { return {}; }
 
   std::string class_name() const override { return detail::demangled_class_name(typeid(*this).name()); }
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "framework/router_losses.h"
 #include "framework/training/flops.h"
 
 namespace megashard {
@@ -22,6 +23,21 @@ double mean_loss(const StepInterval& interval) {
 
 /// Losses of 0 or less are left out, as in Megatron; NaN is shown.
 Result shown_loss(double loss) { return shown_if(!(loss <= 0), loss); }
+
+Result router_loss(const std::vector<double>& losses, RouterLoss which, int64_t steps = 1) {
+  const bool is_there = !losses.empty() && steps > 0 && !std::isnan(losses[which]);
+  return is_there ? Result(losses[which] / number(steps)) : Result();
+}
+
+template <RouterLoss which>
+Result loss_of_step(Report r) {
+  return router_loss(r.step.router_losses, which);
+}
+
+template <RouterLoss which>
+Result mean_of_interval(Report r) {
+  return router_loss(r.interval.router_loss_sums, which, r.interval.losses);
+}
 
 Result measured(Report report, std::string_view key);
 
@@ -69,6 +85,12 @@ constexpr Metric kMetrics[] = {
      .by_samples = true,
      .value = [](Report r) -> Result { return number(r.global_batch_size); }},
     {.text = " lm loss: %.6E |", .value = [](Report r) -> Result { return shown_loss(mean_loss(r.interval)); }},
+    {.text = " z_loss: %.6E |", .value = mean_of_interval<kZLoss>},
+    {.text = " load_balancing_loss: %.6E |", .value = mean_of_interval<kLoadBalancingLoss>},
+    {.text = " seq_load_balancing_loss: %.6E |", .value = mean_of_interval<kSequenceBalancingLoss>},
+    {.key = "z_loss", .tag = "z_loss", .value = loss_of_step<kZLoss>},
+    {.key = "load_balancing_loss", .tag = "load_balancing_loss", .value = loss_of_step<kLoadBalancingLoss>},
+    {.key = "seq_load_balancing_loss", .tag = "seq_load_balancing_loss", .value = loss_of_step<kSequenceBalancingLoss>},
     {.text = " tokens per sample: %.6E |",
      .value = [](Report r) -> Result {
        return shown_if(r.arguments.log_tps, r.interval.tokens_per_sample / number(r.interval.steps));

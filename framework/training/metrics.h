@@ -17,19 +17,21 @@ struct HostMeasures {
 
 /// A step, over all ranks.
 struct StepSummary {
-  double loss = 0;                     ///< mean over the tokens of the global batch
-  double tokens = 0;                   ///< whose loss_mask is not 0
-  double grad_norm = 0;                ///< before clipping; no number where the step was skipped
-  bool skipped = false;                ///< by the loss scaling: the gradients had overflowed
-  std::optional<double> loss_scale{};  ///< after the step; unset: losses are not scaled
-  std::vector<double> measures{};      ///< of the metrics that ranks measure
+  double loss = 0;                      ///< mean over the tokens of the global batch
+  double tokens = 0;                    ///< whose loss_mask is not 0
+  double grad_norm = 0;                 ///< before clipping; no number where the step was skipped
+  bool skipped = false;                 ///< by the loss scaling: the gradients had overflowed
+  std::optional<double> loss_scale{};   ///< after the step; unset: losses are not scaled
+  std::vector<double> router_losses{};  ///< means over the ranks, by router_losses.h; empty: there are none
+  std::vector<double> measures{};       ///< of the metrics that ranks measure
 };
 
 /// The steps since the last log line.
 struct StepInterval {
-  double loss_sum = 0;           ///< of the steps that were not skipped and whose loss is a number
-  int64_t losses = 0;            ///< how many these are
-  double tokens_per_sample = 0;  ///< summed over the steps
+  double loss_sum = 0;                     ///< of the steps that were not skipped and whose loss is a number
+  int64_t losses = 0;                      ///< how many these are
+  std::vector<double> router_loss_sums{};  ///< of these steps, likewise
+  double tokens_per_sample = 0;            ///< summed over the steps
   int64_t steps = 0;
   int64_t samples = 0;
   int64_t skipped_steps = 0;

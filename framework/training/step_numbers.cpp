@@ -21,15 +21,17 @@ std::vector<double> flat(const HostNumbers& host) {
   return values;
 }
 
-RankNumbers rank_numbers(std::span<const double> field) {
-  const auto measures = field.subspan(7);
+/// `of_device`: how many of them come from there.
+RankNumbers rank_numbers(std::span<const double> field, size_t of_device) {
+  const auto routers = field.subspan(4, of_device - 4), host = field.subspan(of_device), measures = host.subspan(3);
   return {.weighted_loss = field[0],
           .tokens = field[1],
           .grad_norm = field[2],
           .loss_scale = field[3],
-          .host = {.stop_request = field[4],
-                   .save_failed = field[5],
-                   .time_is_up = field[6],
+          .router_losses = {routers.begin(), routers.end()},
+          .host = {.stop_request = host[0],
+                   .save_failed = host[1],
+                   .time_is_up = host[2],
                    .measures = {measures.begin(), measures.end()}}};
 }
 
@@ -41,6 +43,7 @@ void StepNumbers::add(const at::Tensor& of_device, const HostNumbers& of_host) {
   const std::vector<double> values = flat(of_host);
   const at::Tensor host = at::empty({std::ssize(values)}, on_host(device_));
   std::copy(values.begin(), values.end(), host.mutable_data_ptr<double>());
+  of_device_ = static_cast<size_t>(of_device.size(0));
   steps_.push_back(at::cat({of_device, host.to(device_, /*non_blocking=*/true)}));
 }
 
@@ -67,7 +70,7 @@ std::vector<StepOfRanks> StepNumbers::finish_read() {
   std::vector<StepOfRanks> read(steps_.size());
   for (int rank = 0; rank < group_->size(); ++rank) {
     for (auto& step : read) {
-      step.push_back(rank_numbers({first, numbers}));
+      step.push_back(rank_numbers({first, numbers}, of_device_));
       first += numbers;
     }
   }

@@ -22,7 +22,8 @@ struct HostNumbers {
 struct RankNumbers {
   double weighted_loss = 0, tokens = 0;  ///< sums over its share
   double grad_norm = 0;
-  double loss_scale = 1;  ///< after the step
+  double loss_scale = 1;                ///< after the step
+  std::vector<double> router_losses{};  ///< of its microbatches, by router_losses.h; empty: there are none
   HostNumbers host;
 };
 using StepOfRanks = std::vector<RankNumbers>;  // by rank
@@ -34,7 +35,8 @@ class StepNumbers {
  public:
   StepNumbers(ProcessGroupPtr group, c10::Device device);
 
-  /// `of_device`: loss, tokens, norm and scale as in RankNumbers, [4] fp64 on the device.
+  /// `of_device`: loss, tokens, norm, scale and losses of routers as in RankNumbers, fp64 on the device; as many in
+  /// each step.
   void add(const at::Tensor& of_device, const HostNumbers& of_host);
   bool empty() const { return steps_.empty(); }
   /// Enqueues the exchange and the copy of all steps that were added: what is enqueued behind it
@@ -46,6 +48,7 @@ class StepNumbers {
  private:
   ProcessGroupPtr group_;
   c10::Device device_;
+  size_t of_device_ = 0;           // numbers of a step
   std::vector<at::Tensor> steps_;  // each [numbers of a rank] on the device
   at::Tensor copy_;                // [ranks, steps, numbers of a rank] in host memory; undefined: not begun
   std::optional<c10::Event> copied_;

@@ -88,7 +88,9 @@ at::Tensor TrainStep::gradients(const std::vector<Batch>& microbatches) {
                                                                : at::Tensor();
   if (scaler != nullptr) scaler->update(skip_);
   const at::Tensor scale = scaler == nullptr ? at::ones_like(norm) : scaler->scale_tensor();
-  return at::cat({sums, at::stack({norm, scale}).to(sums.device(), at::kDouble)});
+  const at::Tensor known = at::cat({sums, at::stack({norm, scale}).to(sums.device(), at::kDouble)});
+  const at::Tensor of_routers = model_.take_router_losses();
+  return of_routers.defined() ? at::cat({known, of_routers / static_cast<double>(microbatches.size())}) : known;
 }
 
 void TrainStep::update() {

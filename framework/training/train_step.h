@@ -38,11 +38,11 @@ class TrainStep {
   TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group, c10::Device device,
             const TrainStepOptions& options);
 
-  /// Clipped gradients of the batch. Returns what is then known of the step, [4] fp64 on the
+  /// Clipped gradients of the batch. Returns what is then known of the step, [4 or more] fp64 on the
   /// device: over this rank's share the loss summed over tokens whose mask is not 0, and how many
   /// these are (of sequences that ranks share: over this rank's rows of it); the norm before clipping,
-  /// and the loss scale of the next step (1 without a scaler), which are the same on all ranks.
-  /// Collective.
+  /// and the loss scale of the next step (1 without a scaler), which are the same on all ranks. Behind these, of a
+  /// model that has them, the means over the microbatches of take_router_losses(). Collective.
   at::Tensor gradients(const std::vector<Batch>& microbatches);
   /// Steps the optimizer, at its own learning rate, by these gradients. Where the options ask for a
   /// finite norm and it is none, the device leaves all as it is.

@@ -17,6 +17,15 @@
 
 namespace megashard {
 
+namespace {
+
+void add_to(std::vector<double>& sums, const std::vector<double>& values, double factor) {
+  sums.resize(std::max(sums.size(), values.size()));
+  for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i] * factor;
+}
+
+}  // namespace
+
 HostNumbers Trainer::host_numbers(double data_wait_seconds) const {
   HostNumbers numbers;
   numbers.measures = measured_metrics({.data_wait_seconds = data_wait_seconds,
@@ -46,6 +55,7 @@ StepSummary Trainer::summarise(const StepOfRanks& step) {
                     "--no-check-for-nan-in-loss-and-grad goes on regardless");
     }
     reduce_metrics(summary.measures, of_rank.host.measures);
+    add_to(summary.router_losses, of_rank.router_losses, 1.0 / static_cast<double>(step.size()));
   }
   summary.loss = summary.tokens == 0 ? 0 : loss_sum / summary.tokens;
   const RankNumbers& mine = step[static_cast<size_t>(group_->rank())];
@@ -76,6 +86,7 @@ void Trainer::read_steps() {
     if (is_number && !last_read_.skipped) {
       interval_.loss_sum += last_read_.loss;
       ++interval_.losses;
+      add_to(interval_.router_loss_sums, last_read_.router_losses, 1);
     }
     if (!is_number) ++interval_.nan_steps;
     if (last_read_.skipped) ++interval_.skipped_steps;

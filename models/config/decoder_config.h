@@ -51,14 +51,18 @@ struct ModuleNames {
 struct MoeConfig {
   int64_t num_experts = 0;  ///< 0: a dense network
   int64_t experts_per_token = 0;
-  int64_t intermediate_size = 0;   ///< of one expert
-  bool normalise_weights = false;  ///< a token's weights are made to sum to 1
-  double aux_loss_coef = 0;        ///< of the load-balancing loss; 0: without
-  int64_t sparse_step = 1;         ///< every how many layers one has experts
+  int64_t intermediate_size = 0;    ///< of one expert
+  bool normalise_weights = false;   ///< a token's weights are made to sum to 1
+  double aux_loss_coef = 0;         ///< of transformers' load-balancing loss; 0: without
+  double balance_coef = 0;          ///< of Megatron's, of each layer; 0: without
+  bool balances_sequences = false;  ///< that is of each sequence (Megatron's seq_aux_loss), not of a microbatch
+  double z_loss_coef = 0;           ///< of Megatron's z-loss of each layer; 0: without
+  int64_t sparse_step = 1;          ///< every how many layers one has experts
   std::vector<int64_t> dense_layers{};
   int64_t ep_size = 1;  ///< ranks that have different experts (--expert-model-parallel-size)
   int64_t ep_rank = 0;  ///< of these, this rank
 
+  bool has_megatron_losses() const { return balance_coef != 0 || z_loss_coef != 0; }
   bool is_sparse(int64_t layer) const;
   bool has_expert(int64_t expert) const { return expert / (num_experts / ep_size) == ep_rank; }
 };

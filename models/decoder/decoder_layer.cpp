@@ -42,9 +42,9 @@ RoutedStates DecoderLayer::forward(const at::Tensor& hidden, const LayerContext&
   auto attention = self_attn_->forward(input_layernorm_->forward(hidden), context);
   if (after_attention_) attention = after_attention_->forward(attention);
   const auto [sum, normed] = attended(hidden, with_dropout(attention));
-  auto states = mlp_ ? RoutedStates{mlp_->forward(normed), {}} : moe_->forward(normed, context.token_mask);
+  auto states = mlp_ ? RoutedStates{mlp_->forward(normed), {}, {}} : moe_->forward(normed, context.token_mask);
   if (after_mlp_) states.hidden = after_mlp_->forward(states.hidden);
-  return {sum + with_dropout(states.hidden), states.balance};
+  return {sum + with_dropout(states.hidden), states.balance, states.z};
 }
 
 }  // namespace megashard

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/stack.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <c10/util/StringUtil.h>
@@ -109,17 +110,19 @@ RoutedStates DecoderStack::forward(const Batch& input, const VisualInput& visual
   auto sliding = context;
   sliding.span.window = window_;
   if (rotary_emb_local_) sliding.rotary = rotate(*rotary_emb_local_, input, hidden, positions);
-  at::Tensor balance;
+  std::vector<at::Tensor> balance, z;  // of the layers with experts
   for (size_t i = 0; i < layers_.size(); ++i) {
     auto states = layers_[i]->forward(hidden, slides_[i] ? sliding : context);
     hidden = std::move(states.hidden);
-    if (states.balance.defined()) balance = balance.defined() ? balance + states.balance : std::move(states.balance);
+    if (states.balance.defined()) balance.push_back(std::move(states.balance));
+    if (states.z.defined()) z.push_back(std::move(states.z));
     if (i >= visual.deepstack.size()) continue;
     hidden = hidden.flatten(0, 1)
                  .index_add(0, visual.token_indices, visual.deepstack[i].to(hidden.scalar_type()))
                  .view(hidden.sizes());
   }
-  return {norm_->forward(hidden), balance};
+  return {norm_->forward(hidden), balance.empty() ? at::Tensor() : at::stack(balance),
+          z.empty() ? at::Tensor() : at::stack(z)};
 }
 
 DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
@@ -138,7 +141,9 @@ at::Tensor DecoderModel::forward(Batch input) {
   TORCH_CHECK(input.extra.empty(), class_name(), " sees no pictures, but the input has ", input.extra.begin()->first,
               ": train a vision-language model, or give text");
   const auto labels = std::exchange(input.labels, at::Tensor());
-  return logits_or_losses(config_, model_->forward(input, {}), *lm_head_, labels, input.loss_weights, input.sequence);
+  const auto states = model_->forward(input, {});
+  const auto result = logits_or_losses(config_, states.hidden, *lm_head_, labels, input.loss_weights);
+  return labels.defined() ? with_router_losses(result, states, input.sequence) : result;
 }
 
 namespace {
@@ -153,19 +158,15 @@ std::vector<int64_t> layers_with_experts(const DecoderConfig& config, bool with)
 
 }  // namespace
 
-at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states, Hooked<Linear>& head,
-                            const at::Tensor& labels, const at::Tensor& loss_weights, const SequenceShard& shard) {
+at::Tensor logits_or_losses(const DecoderConfig& config, const at::Tensor& states, Hooked<Linear>& head,
+                            const at::Tensor& labels, const at::Tensor& loss_weights) {
   const auto& ranks = *config.tensor_parallel;
-  const auto hidden = ranks.enter(states.hidden);
+  const auto hidden = ranks.enter(states);
   if (!labels.defined()) {
     const auto logits = head.forward(hidden);
     return ranks.size() == 1 ? logits : gather_from_tensor_parallel_region(logits, ranks.group());
   }
-  const auto losses =
-      head.run_as_forward([&](const at::Tensor& x) { return head.token_losses(x, labels, loss_weights); }, hidden);
-  if (!states.balance.defined()) return losses;
-  const auto balance = sum_over_sequence(states.balance, shard);
-  return losses + load_balancing_loss(balance, config.moe.experts_per_token) * config.moe.aux_loss_coef;
+  return head.run_as_forward([&](const at::Tensor& x) { return head.token_losses(x, labels, loss_weights); }, hidden);
 }
 
 std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, const std::string& list,

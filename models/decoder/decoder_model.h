@@ -54,10 +54,10 @@ class DecoderStack : public torch::nn::Module {
   std::shared_ptr<Hooked<RotaryEmbedding>> rotary_emb_, rotary_emb_local_;
 };
 
-/// Without labels [B, T] the head's logits, on all tensor-parallel ranks; with them the loss of each token, and a share
-/// of the load-balancing loss where one is asked for. loss_weights: the batch's.
-at::Tensor logits_or_losses(const DecoderConfig& config, const RoutedStates& states, Hooked<Linear>& head,
-                            const at::Tensor& labels, const at::Tensor& loss_weights, const SequenceShard& shard);
+/// Of hidden states [B, T, C]. Without labels [B, T] the head's logits, on all tensor-parallel ranks; with them the
+/// loss of each token. loss_weights: the batch's.
+at::Tensor logits_or_losses(const DecoderConfig& config, const at::Tensor& states, Hooked<Linear>& head,
+                            const at::Tensor& labels, const at::Tensor& loss_weights);
 /// Patterns of a decoder's parts by Megatron's names (FSDP2Mixin::patterns_of_part); `list` is the
 /// path of its layers.
 std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, const std::string& list,

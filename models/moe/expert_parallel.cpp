@@ -1,7 +1,10 @@
 #include "models/moe/expert_parallel.h"
 
+#include <ATen/TensorOperators.h>
+
 #include <algorithm>
 
+#include "models/moe/router_losses.h"
 #include "models/moe/stacked_experts.h"
 #include "parallel/collectives/device_mesh.h"
 
@@ -27,6 +30,21 @@ int expert_shard_size(int world, int shard, int ep_size, std::optional<int> want
 bool ExpertParallelModule::is_on_other_rank(const std::string& key) const {
   const auto expert = expert_of(key);
   return expert && *expert < moe_config().num_experts && !moe_config().has_expert(*expert);
+}
+
+at::Tensor ExpertParallelModule::with_router_losses(const at::Tensor& losses, const RoutedStates& states,
+                                                    const SequenceShard& shard) {
+  if (!states.balance.defined()) return losses;
+  const auto& moe = moe_config();
+  const auto balance = sum_over_sequence(states.balance, shard);
+  if (!moe.has_megatron_losses())
+    return losses + load_balancing_loss(balance, moe.experts_per_token) * moe.aux_loss_coef;
+  const auto z = states.z.defined() ? sum_over_sequence(states.z, shard) : at::Tensor();
+  const auto routers = megatron_router_losses({.hidden = {}, .balance = balance, .z = z}, moe);
+  told_losses_ = told_losses_.defined() ? told_losses_ + routers.told : routers.told;
+  auto result = losses + (routers.added - routers.added.detach());
+  return moe.aux_loss_coef == 0 ? result
+                                : result + load_balancing_loss(balance, moe.experts_per_token) * moe.aux_loss_coef;
 }
 
 std::unordered_set<const c10::TensorImpl*> ExpertParallelModule::expert_parameters() const {

@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/softmax.h>
@@ -58,21 +59,32 @@ struct RowOrder {
 };
 
 /// `probabilities` and `experts` are the router's; transformers' loss has its own softmax in the
-/// dtype of the logits, which in fp32 is the same. `mask` [N]: as Routing's.
-at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Tensor experts, const at::Tensor& mask) {
-  if (logits.scalar_type() != at::kFloat) {
+/// dtype of the logits, which in fp32 is the same; Megatron's has the router's. `mask` [N]: as Routing's.
+at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Tensor experts, const at::Tensor& mask,
+                      int64_t sequences, bool as_transformers) {
+  if (logits.scalar_type() != at::kFloat && as_transformers) {
     const auto own = at::softmax(logits, -1);
     experts = std::get<1>(at::topk(own, experts.size(1), -1));
     probabilities = own.to(at::kFloat);
   }
-  auto counts = at::zeros({logits.size(1)}, logits.options().dtype(at::kFloat));
+  const int64_t tokens = logits.size(0), num_experts = logits.size(1);
+  auto counts = at::zeros({sequences * num_experts}, logits.options().dtype(at::kFloat));
   auto each = at::ones_like(experts, counts.options());
   if (mask.defined()) {
     each = each * mask.unsqueeze(1);
     probabilities = probabilities * mask.unsqueeze(1);
   }
+  if (sequences > 1) {
+    const auto sequence = at::arange(tokens, experts.options()).div(tokens / sequences, "floor");
+    experts = experts + (sequence * num_experts).unsqueeze(1);
+  }
   counts.scatter_add_(0, experts.flatten(), each.flatten());
-  return at::stack({counts, probabilities.sum(0)});
+  return at::stack({counts.view({sequences, num_experts}), probabilities.view({sequences, -1, num_experts}).sum(1)});
+}
+
+at::Tensor squared_sums(const at::Tensor& logits, const at::Tensor& mask) {
+  const auto squares = at::logsumexp(logits.to(at::kFloat), -1).square();
+  return (mask.defined() ? squares * mask : squares).sum();
 }
 
 }  // namespace
@@ -81,14 +93,17 @@ TopKRouter::TopKRouter(const DecoderConfig& config) : class_name_(config.names.r
   weight = register_parameter("weight", at::empty({config_.num_experts, config.hidden_size}));
 }
 
-Routing TopKRouter::forward(const at::Tensor& tokens, const at::Tensor& mask) {
+Routing TopKRouter::forward(const at::Tensor& tokens, const at::Tensor& mask, int64_t sequences) {
   const auto logits = linear(tokens, weight, at::Tensor());
   const auto probabilities = at::softmax(logits, -1, at::kFloat);
   auto [weights, experts] = at::topk(probabilities, config_.experts_per_token, -1);
   if (config_.normalise_weights) weights = weights / weights.sum(-1, /*keepdim=*/true);
-  const bool balanced = config_.aux_loss_coef != 0;
-  return {weights.to(logits.scalar_type()), experts,
-          balanced ? balance_of(logits, probabilities, experts, mask) : at::Tensor()};
+  const bool is_megatrons = config_.has_megatron_losses() && is_training();
+  const bool counts = config_.aux_loss_coef != 0 || is_megatrons;
+  return {
+      weights.to(logits.scalar_type()), experts,
+      counts ? balance_of(logits, probabilities, experts, mask, sequences, config_.aux_loss_coef != 0) : at::Tensor(),
+      is_megatrons && config_.z_loss_coef != 0 ? squared_sums(logits, mask) : at::Tensor()};
 }
 
 void TopKRouter::init_own_weights(const WeightInit& init) { weight.normal_(0, init.std, init.generator); }
@@ -118,7 +133,8 @@ SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config)
 RoutedStates SparseMoeBlock::forward(const at::Tensor& own_states, const at::Tensor& token_mask) {
   const auto hidden = tensor_parallel_->whole_sequence(own_states);
   const auto tokens = hidden.reshape({-1, hidden.size(-1)});
-  const auto routing = gate_->forward(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor());
+  const auto routing =
+      gate_->forward(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor(), hidden.size(0));
   const RowOrder order(routing.experts, config_.num_experts);
   const auto rows = TakeRows::apply(tokens, order.token, order.place);
   at::Tensor sorted;
@@ -134,17 +150,11 @@ RoutedStates SparseMoeBlock::forward(const at::Tensor& own_states, const at::Ten
   const auto results = sorted.index_select(0, order.place.flatten());
   const auto weighted =
       results.view({tokens.size(0), config_.experts_per_token, tokens.size(1)}) * routing.weights.unsqueeze(-1);
-  return {tensor_parallel_->own_rows(weighted.sum(1).view(hidden.sizes())), routing.balance};
+  return {tensor_parallel_->own_rows(weighted.sum(1).view(hidden.sizes())), routing.balance, routing.z};
 }
 
 at::Tensor SparseMoeBlock::run_experts(const at::Tensor& rows, const RowGroupsPtr& groups) {
   return tensor_parallel_->sum(grouped_experts_.forward(tensor_parallel_->with_summed_gradient(rows), groups));
-}
-
-at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t experts_per_token) {
-  const auto tokens = balance[0].sum() / static_cast<double>(experts_per_token);
-  const auto shares = balance / tokens.clamp_min(1);
-  return (shares[0] * shares[1]).sum() * static_cast<double>(balance.size(1));
 }
 
 }  // namespace megashard

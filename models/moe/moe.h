@@ -19,29 +19,34 @@ namespace megashard {
 /// Hidden states, and what the routers on their way did.
 struct RoutedStates {
   at::Tensor hidden;
-  /// [2, experts] fp32: how many tokens each expert was given, and the sum over the tokens of its
-  /// probability, which has a gradient; tokens that a mask leaves out count for neither. Undefined
-  /// where no load-balancing loss is asked for.
+  /// Of a layer [2, B, experts] fp32: how many tokens of each sequence each expert was given, and the
+  /// sum over the tokens of its probability, which has a gradient; tokens that a mask leaves out count
+  /// for neither. Undefined where no loss of routers is asked for. Of several layers [layers, 2, B, experts].
   at::Tensor balance;
+  /// Of a layer a scalar, of several [layers] fp32: the squared logsumexp of a token's logits, summed
+  /// over these tokens. Undefined without a z-loss.
+  at::Tensor z;
 
   template <class F>
   void visit_tensors(F&& f) {
     f(hidden);
     f(balance);
+    f(z);
   }
 };
 
 /// The experts of each token and their weights.
 struct Routing {
-  at::Tensor weights;  // [N, K], of the hidden states' dtype
-  at::Tensor experts;  // [N, K] int64
-  at::Tensor balance;  // as in RoutedStates
+  at::Tensor weights;     // [N, K], of the hidden states' dtype
+  at::Tensor experts;     // [N, K] int64
+  at::Tensor balance, z;  // as in RoutedStates, of this layer
 
   template <class F>
   void visit_tensors(F&& f) {
     f(weights);
     f(experts);
     f(balance);
+    f(z);
   }
 };
 
@@ -50,8 +55,8 @@ class TopKRouter : public torch::nn::Module, public SelfInitializing {
  public:
   explicit TopKRouter(const DecoderConfig& config);
 
-  /// [N, C]; `mask` [N] bool: the tokens that count for `balance`; undefined: all.
-  Routing forward(const at::Tensor& tokens, const at::Tensor& mask);
+  /// [N, C] of so many sequences; `mask` [N] bool: the tokens that count for the losses; undefined: all.
+  Routing forward(const at::Tensor& tokens, const at::Tensor& mask, int64_t sequences);
   void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return class_name_; }
 
@@ -103,12 +108,7 @@ class SparseMoeBlock : public torch::nn::Module {
   ProcessGroupPtr ranks_;
   std::shared_ptr<Hooked<TopKRouter>> gate_;
   std::vector<std::shared_ptr<Hooked<Mlp>>> experts_;  // this rank's
-  GroupedExperts grouped_experts_;               // the same
+  GroupedExperts grouped_experts_;                     // the same
 };
-
-/// transformers' load_balancing_loss_func: `balance` summed over the layers (and ranks), each token
-/// of which was given `experts_per_token` experts. A scalar; that number where all experts are used
-/// alike, 0 without tokens.
-at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t experts_per_token);
 
 }  // namespace megashard

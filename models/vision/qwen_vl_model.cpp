@@ -127,9 +127,7 @@ VisualInput QwenVlStack::encode_images(const Batch& input) {
   return visual;
 }
 
-RoutedStates QwenVlStack::forward(const Batch& input) {
-  return language_model_->forward(input, encode_images(input));
-}
+RoutedStates QwenVlStack::forward(const Batch& input) { return language_model_->forward(input, encode_images(input)); }
 
 QwenVlModel::QwenVlModel(VisionLanguageConfig config) : config_(std::move(config)) {
   const auto& text = config_.text;
@@ -179,7 +177,9 @@ void QwenVlModel::prepare(Batch& input) const {
 
 at::Tensor QwenVlModel::forward(Batch input) {
   const auto labels = std::exchange(input.labels, at::Tensor());
-  return logits_or_losses(config_.text, model_->forward(input), *lm_head_, labels, input.loss_weights, input.sequence);
+  const auto states = model_->forward(input);
+  const auto result = logits_or_losses(config_.text, states.hidden, *lm_head_, labels, input.loss_weights);
+  return labels.defined() ? with_router_losses(result, states, input.sequence) : result;
 }
 
 /// The tower is on no sequence: its heads may be any number.

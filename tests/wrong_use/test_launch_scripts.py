@@ -75,7 +75,7 @@ SCRIPTS = {
         "--no-load-rng --wandb-project Mixtral --wandb-exp-name Mixtral_8x7B",
         [Change("--num-experts is refused: experts come with a model of experts by --hf-model", "--num-experts"),
          Change("--moe-router-topk is refused", "--moe-router-topk"),
-         Change("--moe-aux-loss-coeff is refused", "--moe-aux-loss-coeff"),
+         Change("--moe-aux-loss-coeff needs a model with experts", "--moe-aux-loss-coeff"),
          Change("--tokenizer-type Llama2Tokenizer is refused", "--tokenizer-type"),
          Change("world size 1 is not divisible by --expert-model-parallel-size 8", "--expert-model-parallel-size"),
          TOKENS, NO_PIPELINE, NO_OPTIMIZER]),

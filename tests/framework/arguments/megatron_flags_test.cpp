@@ -114,9 +114,21 @@ TEST(MegatronFlags, ThatAreRefusedSayWhatToDoInstead) {
 
 TEST(MegatronFlags, ThatAreRefusedLetAnyFormOfTheirNeutralNumberThrough) {
   Arguments arguments;
-  for (const char* zero : {"0", "0.0", "0e0"}) set_option(*find_option("--moe-aux-loss-coeff"), {zero}, arguments);
-  EXPECT_NE(usage_error([&] { set_option(*find_option("--moe-aux-loss-coeff"), {"0", "1e-2"}, arguments); }), "");
-  EXPECT_NE(usage_error([&] { set_option(*find_option("--moe-aux-loss-coeff"), {"zero"}, arguments); }), "");
+  const Option& option = *find_option("--moe-router-topk-scaling-factor");
+  for (const char* one : {"1", "1.0", "1e0"}) set_option(option, {one}, arguments);
+  EXPECT_NE(usage_error([&] { set_option(option, {"1", "2"}, arguments); }), "");
+  EXPECT_NE(usage_error([&] { set_option(option, {"one"}, arguments); }), "");
+}
+
+TEST(MegatronFlags, OfALossOfBalanceTakeOne) {
+  Arguments arguments;
+  const Option& option = *find_option("--moe-aux-loss-coeff");
+  set_option(option, {"1e-2"}, arguments);
+  EXPECT_EQ(arguments.moe_aux_loss_coeff, 1e-2);
+  EXPECT_EQ(usage_error([&] {
+              set_option(option, {"0", "1e-2"}, arguments);
+            }),
+            "--moe-aux-loss-coeff takes one value here, got 2.");
 }
 
 }  // namespace
