@@ -55,6 +55,17 @@ RunLock::RunLock(const std::string& directory) : path_(directory + "/.run"), mad
   }
 }
 
+bool RunLock::is_ours() const { return is_held() && is_current(descriptor_, path_); }
+
+bool RunLock::take_again() {
+  if (!has_locks_ || (path_exists(path_) && is_ours())) return false;
+  if (is_held()) ::close(std::exchange(descriptor_, -1));
+  make_directories(parent_of(path_));
+  while (!take()) {
+  }
+  return true;
+}
+
 /// False when its owner has just removed the file.
 bool RunLock::take() {
   const int descriptor = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -66,6 +77,7 @@ bool RunLock::take() {
     const auto directory = path_.substr(0, path_.rfind('/'));
     TORCH_CHECK(!is_taken, "--save ", directory, " is in use by another run (", who,
                 "): wait until that has ended, or end it, or give another folder");
+    has_locks_ = false;
     return true;
   }
   if (!is_current(descriptor, path_)) {
@@ -83,7 +95,7 @@ bool RunLock::take() {
 }
 
 RunLock::~RunLock() {
-  ::unlink(path_.c_str());
+  if (!has_locks_ || is_ours()) ::unlink(path_.c_str());
   if (is_held()) ::close(descriptor_);
   for (const auto& folder : made_) ::rmdir(folder.c_str());
 }

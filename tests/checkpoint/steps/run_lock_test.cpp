@@ -31,6 +31,35 @@ TEST(RunLock, KeepsASecondRunOutUntilTheFirstIsGone) {
   EXPECT_TRUE(RunLock(directory).is_held());
 }
 
+TEST(RunLock, AFolderThatWasRemovedIsTakenAgain) {
+  const TemporaryFolder folder;
+  const auto directory = folder.file("a");
+  RunLock lock(directory);
+  EXPECT_FALSE(lock.take_again());
+  std::filesystem::remove_all(directory);
+  EXPECT_TRUE(lock.take_again());
+  EXPECT_THAT(message_of([&] { RunLock second(directory); }), HasSubstr("is in use by another run"));
+  std::filesystem::rename(directory, folder.file("b"));
+  EXPECT_TRUE(lock.take_again());
+  EXPECT_FALSE(lock.take_again());
+}
+
+TEST(RunLock, AFolderThatAnotherRunHasByNowStaysThatRuns) {
+  const TemporaryFolder folder;
+  const auto directory = folder.file("a");
+  auto first = std::make_unique<RunLock>(directory);
+  std::filesystem::remove_all(directory);
+  auto second = std::make_unique<RunLock>(directory);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_THAT(message_of([&] { first->take_again(); }),
+                HasSubstr("--save " + directory + " is in use by another run"));
+  first.reset();
+  EXPECT_THAT(message_of([&] { RunLock third(directory); }), HasSubstr("is in use by another run"));
+  first = std::make_unique<RunLock>(folder.file("c"));
+  second.reset();
+  EXPECT_FALSE(std::filesystem::exists(directory)) << "it goes with the run that has it";
+}
+
 TEST(RunLock, AKilledProcessHoldsNothing) {
   const TemporaryFolder folder;
   const pid_t other = ::fork();
