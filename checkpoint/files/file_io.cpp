@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "checkpoint/files/crc32.h"
+#include "checkpoint/files/mapped_ranges.h"
 #include "checkpoint/files/unreadable_error.h"
 #include "parallel/collectives/agreement.h"
 
@@ -187,10 +188,13 @@ MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   ::close(descriptor);
   TORCH_CHECK(mapped != MAP_FAILED, "cannot map ", path_, " into memory: ", why);
   data_ = static_cast<char*>(mapped);
+  if (data_ != nullptr) note_mapped_range(path_.c_str(), data_, size_);
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(data_, static_cast<size_t>(size_));
+  if (data_ == nullptr) return;
+  forget_mapped_range(data_);
+  ::munmap(data_, static_cast<size_t>(size_));
 }
 
 void MappedFile::forget(int64_t offset, int64_t bytes) {
