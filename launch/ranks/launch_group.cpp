@@ -21,6 +21,7 @@
 
 #include "launch/ranks/descriptor.h"
 #include "launch/ranks/failure.h"
+#include "launch/ranks/oom_kills.h"
 #include "launch/ranks/rank_process.h"
 
 namespace megashard {
@@ -209,9 +210,7 @@ class LaunchGroup {
     if (killed && interrupted_ != WTERMSIG(status)) {
       say("rank " + std::to_string(rank) + " was ended by signal " + std::to_string(WTERMSIG(status)) + " (" +
           strsignal(WTERMSIG(status)) + ")" +
-          (WTERMSIG(status) == SIGKILL ? ": if nobody sent it, the kernel ran out of memory: use fewer ranks or a "
-                                         "smaller model"
-                                       : ""));
+          (WTERMSIG(status) == SIGKILL ? told_of_oom(oom_kills_, count_oom_kills(options_.root)) : ""));
     } else if (!killed && ranks_[static_cast<size_t>(rank)].pending.empty()) {
       say("rank " + std::to_string(rank) + " ended with exit code " + std::to_string(exit_code_));
     }
@@ -270,6 +269,7 @@ class LaunchGroup {
   }
 
   const LaunchGroupOptions& options_;
+  const OomKills oom_kills_ = count_oom_kills(options_.root);  // before the ranks started
   SignalWatch signals_;
   Pipe failures_;
   std::vector<RankProcess> ranks_;

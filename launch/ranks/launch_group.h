@@ -14,6 +14,7 @@ struct LaunchGroupOptions {
   std::vector<std::string> command;        ///< program and arguments, the same for every rank
   int master_port = 0;                     ///< 0: a free one is chosen
   std::chrono::milliseconds grace{10000};  ///< from SIGTERM to SIGKILL when the group ends after a failure
+  std::string root{};                      ///< count_oom_kills()'s
 };
 
 /// Starts the group, waits for it, and returns its exit code: 0, or that of the rank that failed

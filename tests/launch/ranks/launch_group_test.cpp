@@ -39,9 +39,12 @@ class LaunchGroup : public testing::Test {
     EXPECT_LT(std::chrono::steady_clock::now() - begin_, kDeadline);
   }
 
-  int run(int processes, const std::string& script, std::chrono::milliseconds grace = 5s) {
+  /// `root`: of the kernel's counts.
+  int run(int processes, const std::string& script, std::chrono::milliseconds grace = 5s,
+          const std::string& root = "") {
     testing::internal::CaptureStderr();
-    const int code = run_launch_group({.processes = processes, .command = {"/bin/sh", "-c", script}, .grace = grace});
+    const int code =
+        run_launch_group({.processes = processes, .command = {"/bin/sh", "-c", script}, .grace = grace, .root = root});
     errors_ = testing::internal::GetCapturedStderr();
     return code;
   }
@@ -153,7 +156,31 @@ TEST_F(LaunchGroup, SilentFailureGetsAnError) {
 TEST_F(LaunchGroup, KilledRankIsTheCause) {
   EXPECT_EQ(run(2, "if [ $RANK = 1 ]; then kill -KILL $$; fi; while :; do sleep 0.05; done"), 128 + SIGKILL);
   EXPECT_THAT(errors_, HasSubstr("rank 1 was ended by signal 9 (Killed)"));
-  EXPECT_THAT(errors_, HasSubstr("memory"));
+  EXPECT_THAT(errors_, Not(HasSubstr("memory"))) << "the kernel does not say so";
+}
+
+TEST_F(LaunchGroup, AKilledRankHadTooMuchMemoryWhereTheKernelHasCountedIt) {
+  const auto counted = [this](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((folder_ / path).parent_path());
+    std::ofstream(folder_ / path) << text;
+  };
+  const std::string dies = "; kill -KILL $$";
+  counted("proc/vmstat", "pgfault 3\noom_kill 4\n");
+  EXPECT_EQ(run(1, "echo 'oom_kill 5' >$DIR/proc/vmstat" + dies, 5s, folder_), 128 + SIGKILL);
+  EXPECT_THAT(errors_,
+              HasSubstr("rank 0 was ended by signal 9 (Killed): the kernel says that it has ended a process on "
+                        "this machine since the start because memory was short, probably this one"));
+  counted("proc/self/cgroup", "5:cpu:/a\n0::/job/7\n");
+  counted("sys/fs/cgroup/job/7/memory.events", "low 0\noom 9\noom_kill 0\n");
+  EXPECT_EQ(run(1, "echo 'oom_kill 1' >$DIR/sys/fs/cgroup/job/7/memory.events" + dies, 5s, folder_), 128 + SIGKILL);
+  EXPECT_THAT(errors_, HasSubstr("a process of this control group"));
+  counted("proc/self/cgroup", "9:hugetlb,memory:/job\n");  // version 1, in a container
+  counted("sys/fs/cgroup/memory/memory.oom_control", "under_oom 0\noom_kill 2\n");
+  EXPECT_EQ(run(1, "echo 'oom_kill 3' >$DIR/sys/fs/cgroup/memory/memory.oom_control" + dies, 5s, folder_),
+            128 + SIGKILL);
+  EXPECT_THAT(errors_, HasSubstr("a process of this control group"));
+  EXPECT_EQ(run(1, "true" + dies, 5s, folder_), 128 + SIGKILL);
+  EXPECT_THAT(errors_, Not(HasSubstr("memory")));
 }
 
 TEST_F(LaunchGroup, WhoeverIgnoresTheEndIsKilledAfterTheGrace) {
