@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/files/mapped_ranges.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
 #include "launch/checkpoints/convert.h"
@@ -142,6 +143,8 @@ int run_subcommand(int argc, char** argv) {
 }  // namespace megashard
 
 int megashard_run(int argc, char** argv) {
+  megashard::end_at_terminate();
+  megashard::end_at_lost_bytes(megashard::end_in_signal_handler());
   // What c10d logs before it throws would stand above the one message that the user needs.
   if (!megashard::show_stack()) FLAGS_caffe2_log_level = megashard::kFatalOnly;
   const auto text = [](const c10::Error& error) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <string_view>
 #include <thread>
 
 #include "framework/diagnostics.h"
@@ -70,8 +71,38 @@ std::string error_message(const std::exception& error) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   if (text.empty()) return "failed without a message";
   // as LibTorch's allocators say it
-  const bool full = text.find("can't allocate memory") != text.npos || text.find("CUDA out of memory") != text.npos;
+  const bool full = text.find("can't allocate memory") != text.npos || text.find("CUDA out of memory") != text.npos ||
+                    text.find("std::bad_alloc") != text.npos;
   return full ? out_of_memory("(" + text + ")") : text;
+}
+
+void (*end_in_signal_handler())(const char* message) {
+  static const std::string rank = rank_in_world();
+  static const std::string told = (rank.empty() ? "0" : rank) + "\n";
+  static const std::string prefix = kErrorPrefix + (rank.empty() ? "" : "rank " + rank + ": ");
+  static const std::string descriptor = variable(kFailureDescriptor);
+  static const int launcher = descriptor.empty() ? -1 : std::atoi(descriptor.c_str());
+  return [](const char* message) {
+    if (launcher >= 0 && write(launcher, told.data(), told.size()) < 0) _exit(kExitFailure);
+    for (const std::string_view part : {std::string_view(prefix), std::string_view(message), std::string_view("\n")}) {
+      if (write(STDERR_FILENO, part.data(), part.size()) < 0) break;
+    }
+    _exit(kExitFailure);
+  };
+}
+
+void end_at_terminate() {
+  if (show_stack()) return;
+  std::set_terminate([] {
+    try {
+      if (std::current_exception() == nullptr) std::abort();
+      std::rethrow_exception(std::current_exception());
+    } catch (const std::bad_alloc&) {
+      _exit(fail(out_of_memory(""), kExitFailure, true));
+    } catch (const std::exception& error) {
+      _exit(fail(error_message(error), kExitFailure, true));
+    }
+  });
 }
 
 int run_program(const std::function<int()>& program, std::chrono::milliseconds patience) {

@@ -36,6 +36,14 @@ bool show_stack();
 /// ended the first rank before its message. One that is still there after `patience` prints too.
 int run_program(const std::function<int()>& program, std::chrono::milliseconds patience = std::chrono::seconds(10));
 
+/// A function that ends this process as run_program does at an exception, with kExitFailure; it may be called in a
+/// signal handler.
+void (*end_in_signal_handler())(const char* message);
+
+/// An exception that nobody catches, as on a thread of a library's, ends the process likewise, unless stacks are asked
+/// for.
+void end_at_terminate();
+
 /// The message that run_program prints, without prefix: what() without the stack that LibTorch
 /// appends.
 std::string error_message(const std::exception& error);
