@@ -20,6 +20,7 @@ using GlooPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr int kAttempts = 3;
+constexpr const char* kGivenUp = "given_up";  // by a member that can make no other attempt
 constexpr Milliseconds kLongestPause{256};
 
 /// A member whose peer gave up may wait for it as long as it is allowed to: a twentieth of the
@@ -67,8 +68,11 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, con
   const StartDeadline deadline(group.timeout());
   const auto left = [deadline] { return std::max(deadline.left(), Milliseconds(1)); };
   const StorePtr store = c10::make_intrusive<DeadlineStore>(group_store, left);
-  const auto meet = [&](const std::string& place) {
+  const auto enter = [&](const std::string& place) {
     if (store->add(place + "/members", 1) == group.size()) store->set(place + "/complete", bytes_of("1"));
+  };
+  const auto meet = [&](const std::string& place) {
+    enter(place);
     wait_for_key(*store, place + "/complete", left, look);
   };
   std::string failure;
@@ -90,6 +94,11 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, con
       } catch (const std::exception& error) {
         const std::string cause = "rank " + std::to_string(group.rank()) + ": " + first_line(error);
         store->compareSet(failure_key, {}, bytes_of(cause));  // the first to fail is told
+        if (is_short_of_memory(error)) {
+          store->set(kGivenUp, bytes_of(cause));
+          enter(place);
+          throw;
+        }
       }
       TORCH_CHECK(gloo, "Gloo has no answer from another rank's machine: check the network between them");
       meet(place);  // after it everyone knows of every failure
@@ -97,10 +106,13 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, con
         (*gloo)->setTimeout(group.timeout());
         return *gloo;
       }
-      const auto bytes = store->get(failure_key);
+      const bool is_last = store->check({kGivenUp});
+      const auto bytes = store->get(is_last ? kGivenUp : failure_key);
       failure.assign(bytes.begin(), bytes.end());
+      if (is_last) break;
     }
   } catch (const std::exception& error) {
+    if (is_short_of_memory(error)) throw_short_of_memory(group.ranks()[static_cast<size_t>(group.rank())], error);
     throw_wait_error("connecting to the other ranks", group, -1, waited(), error);
   }
   throw_wait_error("connecting to the other ranks", group, -1, waited(), std::runtime_error(failure));

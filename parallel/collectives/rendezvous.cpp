@@ -10,17 +10,18 @@
 #include "parallel/collectives/deadline_store.h"
 #include "parallel/collectives/gloo_process_group.h"
 #include "parallel/collectives/group_store.h"
+#include "parallel/collectives/listening_socket.h"
 #include "parallel/collectives/rendezvous_members.h"
 #include "parallel/collectives/rendezvous_store.h"
 #include "parallel/collectives/routed_process_group.h"
 #include "parallel/collectives/start_wait.h"
+#include "parallel/collectives/wait_error.h"
 #include "parallel/device/cuda_module.h"
 
 namespace megashard {
 
 namespace {
 
-constexpr const char* kLoopback = "127.0.0.1";
 constexpr const char* kReached = "megashard/reached";  // the address of rank 0's machine for ranks on others
 
 struct Meeting {
@@ -81,9 +82,7 @@ void ignore_broken_connections() {
   ::sigaction(SIGPIPE, &action, nullptr);
 }
 
-}  // namespace
-
-ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
+ProcessGroupPtr make_world(const RendezvousOptions& options) {
   TORCH_CHECK(options.world_size > 0 && 0 <= options.rank && options.rank < options.world_size, "rank ", options.rank,
               " of a world of ", options.world_size, " does not exist: RANK counts from 0 to WORLD_SIZE - 1");
   TORCH_CHECK(options.timeout > std::chrono::milliseconds::zero(), "--distributed-timeout-minutes must be positive");
@@ -122,6 +121,19 @@ ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
                                                  .timeout = options.timeout,
                                                  .device = gpu});
   return both ? make_routed_group(make_gloo(), std::move(on_gpu)) : on_gpu;
+}
+
+}  // namespace
+
+ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
+  try {
+    return make_world(options);
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::exception& error) {  // the C++ library's own
+    if (is_short_of_memory(error)) throw_short_of_memory(options.rank, error);
+    throw;
+  }
 }
 
 }  // namespace megashard

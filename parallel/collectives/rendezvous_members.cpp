@@ -20,6 +20,7 @@ constexpr const char* kWorldSize = "megashard/world_size";
 constexpr const char* kMembers = "megashard/members";
 constexpr const char* kVerdict = "megashard/verdict";  // kAllCame, or the message of a failure
 constexpr const char* kAllCame = "all came";
+constexpr const char* kMissing = "megashard/missing";  // how many rank 0 has missed when it last looked, and which
 
 std::string rank_key(int rank) { return "megashard/rank/" + std::to_string(rank); }
 
@@ -30,12 +31,14 @@ std::string read(c10d::Store& store, const std::string& key) {
   return std::string(bytes.begin(), bytes.end());
 }
 
-/// "rank 3" or "ranks 1, 2, 3, 4 and 60 more". Rank 0 asks for each; the others, which may be
-/// thousands, for their number only.
+/// "rank 3" or "ranks 1, 2, 3, 4 and 60 more". Rank 0 asks for each; the others, which may be thousands, for their
+/// number: ranks only ever come, so where as many were missing when rank 0 looked, it is the same ones.
 std::string missing_ranks(c10d::Store& store, const RendezvousOptions& options) {
   if (options.rank != 0) {
-    const int64_t count = options.world_size - store.add(kMembers, 0);
-    return std::to_string(count) + (count == 1 ? " other rank" : " other ranks");
+    const auto count = std::to_string(options.world_size - store.add(kMembers, 0));
+    const std::string seen = store.check({kMissing}) ? read(store, kMissing) : "";
+    if (seen.starts_with(count + " ")) return seen.substr(count.size() + 1);
+    return count + (count == "1" ? " other rank" : " other ranks");
   }
   std::string names;
   size_t count = 0;
@@ -44,10 +47,12 @@ std::string missing_ranks(c10d::Store& store, const RendezvousOptions& options) 
     if (++count <= kRanksNamed) names += (names.empty() ? "" : ", ") + std::to_string(rank);
   }
   if (count > kRanksNamed) names += " and " + std::to_string(count - kRanksNamed) + " more";
-  return (count == 1 ? "rank " : "ranks ") + names;
+  names = (count == 1 ? "rank " : "ranks ") + names;
+  store.set(kMissing, text_bytes(std::to_string(count) + " " + names));
+  return names;
 }
 
-/// Waits for `key`; false at the deadline. `look` is called less and less often.
+/// Waits for `key`; false at the deadline. `look` is called less and less often, but each 8 s.
 bool await_key(c10d::Store& store, const std::string& key, const StartDeadline& deadline, int ranks,
                const std::function<void()>& look) {
   auto next_look = std::chrono::steady_clock::now() + Milliseconds(500);
@@ -57,7 +62,7 @@ bool await_key(c10d::Store& store, const std::string& key, const StartDeadline& 
     if (deadline.left() == Milliseconds(0)) return false;
     if (std::chrono::steady_clock::now() >= next_look) {
       look();
-      next_look += between *= 2;
+      next_look += between = std::min(2 * between, Milliseconds(8000));
     }
     std::this_thread::sleep_for(deadline.pause(ranks));
   }
@@ -107,11 +112,15 @@ void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const 
     teller.wait_for("the other ranks");
     const bool told = await_key(store, kVerdict, deadline, options.world_size, [&] {
       const std::string of = " of " + std::to_string(options.world_size);
-      if (teller.tells()) teller.wait_for(missing_ranks(store, options) + of);
+      if (teller.tells() || options.rank == 0) teller.wait_for(missing_ranks(store, options) + of);
     });
-    TORCH_CHECK(told, "rank ", options.rank, " of ", options.world_size, " waited ", deadline.waited(), " for ",
-                missing_ranks(store, options), ", which did not come to ", meeting_place(options),
-                ": start every rank with the same address and WORLD_SIZE, or raise --distributed-timeout-minutes");
+    if (!told) {
+      const auto message =
+          c10::str("rank ", options.rank, " of ", options.world_size, " waited ", deadline.waited(), " for ",
+                   missing_ranks(store, options), ", which did not come to ", meeting_place(options),
+                   ": start every rank with the same address and WORLD_SIZE, or raise --distributed-timeout-minutes");
+      store.compareSet(kVerdict, {}, text_bytes(message));  // the first that gives up ends all
+    }
     verdict = read(store, kVerdict);
   } catch (const c10::DistError& error) {
     TORCH_CHECK(false, "rank ", options.rank, " of ", options.world_size, " lost ", meeting_place(options),

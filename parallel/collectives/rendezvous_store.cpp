@@ -6,11 +6,13 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <optional>
 #include <thread>
 
+#include "parallel/collectives/listening_socket.h"
 #include "parallel/collectives/probe_address.h"
 #include "parallel/collectives/wait_error.h"
 
@@ -48,28 +50,47 @@ Address parse_address(const RendezvousOptions& options) {
   return address;
 }
 
+constexpr const char* kInUse =
+    ": it is in use by another program or by an earlier run that has not ended; take another one (--master-port or "
+    "MASTER_PORT)";
+
 std::string host_and_port(const Address& address) { return address.host + ":" + std::to_string(address.port); }
 
-/// c10d's, which has no deadline while it waits for an answer, and several while it connects.
-std::optional<Store> open_store(const std::string& host, int port, bool serves, const StartDeadline& deadline) {
+/// c10d's, which has no deadline while it waits for an answer, and several while it connects. `listens`: serves at this
+/// socket; unset: another rank does.
+std::optional<Store> open_store(const std::string& host, int port, const std::optional<ListeningSocket>& listens,
+                                const StartDeadline& deadline) {
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<uint16_t>(port);
-  tcp.isServer = serves;
+  tcp.isServer = listens.has_value();
+  if (listens && listens->descriptor >= 0) tcp.masterListenFd = listens->descriptor;
   // The ranks are counted when they meet, by a clearer message.
   tcp.waitWorkers = false;
   tcp.timeout = std::max(deadline.left(), Milliseconds(1));
   return before<Store>(deadline, [host, tcp]() -> Store { return c10::make_intrusive<c10d::TCPStore>(host, tcp); });
 }
 
-Store serve(const Address& address, const StartDeadline& deadline) {
+/// At the address of that name alone, which is `reached`. Without a descriptor: at every address of this machine, since
+/// the others reach it by one that this rank does not know: behind a translated address, or by a name that is a
+/// loopback address on this machine.
+ListeningSocket listen_where_reached(const Address& address, const std::string& reached, bool on_one_machine) {
+  const bool is_own_name = !on_one_machine && address.host != "localhost" && is_loopback_address(reached) &&
+                           !is_loopback_address(address.host);
+  const auto listens = is_own_name ? ListeningSocket() : listen_at(reached, address.port);
+  TORCH_CHECK(listens.error != EADDRINUSE, "rank 0 cannot listen on port ", address.port, kInUse);
+  return listens;
+}
+
+Store serve(const Address& address, const std::string& reached, bool on_one_machine, const StartDeadline& deadline) {
+  const auto listens = listen_where_reached(address, reached, on_one_machine);
   std::string cause;
   try {
-    if (const auto store = open_store(address.host, address.port, /*serves=*/true, deadline)) return *store;
+    if (const auto store = open_store(reached, address.port, listens, deadline)) return *store;
   } catch (const std::exception& error) {
+    if (is_short_of_memory(error)) throw_short_of_memory(0, error);
     cause = first_line(error);
     const bool in_use = cause.find("EADDRINUSE") != std::string::npos;
-    TORCH_CHECK(!in_use, "rank 0 cannot listen on port ", address.port, ": it is in use by another program or by an ",
-                "earlier run that has not ended; take another one (--master-port or MASTER_PORT)");
+    TORCH_CHECK(!in_use, "rank 0 cannot listen on port ", address.port, kInUse);
   }
   TORCH_CHECK(false, "rank 0 listens on port ", address.port, " of this machine, but after ", deadline.waited(),
               " it has not reached itself at ", host_and_port(address),
@@ -86,25 +107,29 @@ std::string meeting_place(const RendezvousOptions& options) {
 MeetingStore make_tcp_store(const RendezvousOptions& options, const StartDeadline& deadline, WaitTeller& teller) {
   const Address address = parse_address(options);
   const bool serves = options.rank == 0 && options.agent_store_prefix.empty();
+  // The name is looked up all the same: it may be the next job's on several machines.
+  const bool on_one_machine = options.local_world_size == options.world_size && options.agent_store_prefix.empty();
   const std::string whom = "rank 0 at " + host_and_port(address);
   teller.wait_for(whom);
   MeetingStore met;
   Store& store = met.store;
   std::string why = "the name service does not answer", remedy = "check the name and the service";
   while (store == nullptr) {
-    const AddressProbe probe = probe_address(address.host, address.port, !serves, deadline);
+    AddressProbe probe = probe_address(address.host, address.port, !serves && !on_one_machine, deadline);
+    if (on_one_machine && !probe.reached.empty()) probe = probe_address(kLoopback, address.port, !serves, deadline);
     met.reached = probe.reached;
     met.own = probe.own;
     if (!probe.reached.empty() && serves) {
       teller.wait_for(whom, "it is this rank, which listens, but does not reach itself there");
-      store = serve(address, deadline);
+      store = serve(address, probe.reached, on_one_machine, deadline);
     } else if (!probe.reached.empty()) {
       why = "something listens there, but does not answer as rank 0 does";
       remedy = "check that the port is rank 0's and that rank 0 runs";
       teller.wait_for(whom, why);
       try {
-        store = open_store(probe.reached, address.port, false, deadline).value_or(Store());
+        store = open_store(probe.reached, address.port, std::nullopt, deadline).value_or(Store());
       } catch (const std::exception& error) {
+        if (is_short_of_memory(error)) throw_short_of_memory(options.rank, error);
         why += " [" + first_line(error) + "]";
       }
     } else if (!probe.why.empty()) {

@@ -1,6 +1,8 @@
 #include "parallel/collectives/wait_error.h"
 
 #include <cstdio>
+#include <new>
+#include <system_error>
 
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/process_group.h"
@@ -21,6 +23,19 @@ std::string first_line(const std::exception& error) {
 std::string name_of_awaited(int rank, int behind) {
   return "rank " + std::to_string(rank) +
          (behind < 0 || behind == rank ? "" : ", which waits for rank " + std::to_string(behind));
+}
+
+bool is_short_of_memory(const std::exception& error) {
+  const auto* system = dynamic_cast<const std::system_error*>(&error);
+  const bool has_no_thread = system != nullptr && system->code() == std::errc::resource_unavailable_try_again;
+  return has_no_thread || dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+         error_text(error).find("Cannot allocate memory") != std::string::npos;
+}
+
+void throw_short_of_memory(int rank, const std::exception& error) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "rank ", rank, " has no memory, or may start no thread, to connect to the ",
+                   "other ranks [", first_line(error), "]: allow it more (ulimit -v, ulimit -u, the limits of the job ",
+                   "or the container), or start fewer ranks on its machine");
 }
 
 void throw_wait_error(const char* operation, const ProcessGroup& group, int peer,

@@ -19,6 +19,11 @@ class TimeoutError : public c10::DistBackendError {
 /// The cause in one line: no stack, no source position.
 std::string first_line(const std::exception& error);
 
+/// Whether this process has no memory, or may start no thread: neither waiting nor trying again helps.
+bool is_short_of_memory(const std::exception& error);
+/// Throws c10::OutOfMemoryError for such an error of this rank.
+[[noreturn]] void throw_short_of_memory(int rank, const std::exception& error);
+
 /// "rank 1" and "rank 1, which waits for rank 2": ranks of the world, -1 where there is none behind.
 std::string name_of_awaited(int rank, int behind);
 

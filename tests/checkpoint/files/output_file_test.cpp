@@ -10,9 +10,9 @@
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
-#include "tests/checkpoint/files/refuse_threads.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/message_of.h"
+#include "tests/support/refuse_threads.h"
 
 namespace megashard {
 namespace {

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 
-#include "tests/checkpoint/files/refuse_threads.h"
+#include "tests/support/refuse_threads.h"
 
 namespace megashard {
 namespace {

@@ -18,9 +18,9 @@
 #include "checkpoint/steps/find_step.h"
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/process_group.h"
-#include "tests/checkpoint/files/refuse_threads.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/message_of.h"
+#include "tests/support/refuse_threads.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard {

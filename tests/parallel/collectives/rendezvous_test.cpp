@@ -10,11 +10,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <stdexcept>
 #include <thread>
 
 #include "tests/support/message_of.h"
+#include "tests/support/refuse_threads.h"
 #include "tests/support/simulated_device.h"
 
 namespace megashard {
@@ -213,6 +218,68 @@ TEST(Rendezvous, RanksThatNeverCome) {
               AllOf(HasSubstr(" s for rank 1, which did not come to"), HasSubstr("--distributed-timeout-minutes")));
   options.world_size = 9;
   EXPECT_THAT(wait_in_vain(options)[2], HasSubstr(" s for ranks 1, 2, 3, 4 and 4 more, which did not come"));
+}
+
+TEST(Rendezvous, EveryRankNamesThoseThatNeverCome) {
+  RendezvousOptions first = two_ranks("tcp://127.0.0.1:" + std::to_string(free_port()));
+  first.world_size = first.local_world_size = 4;
+  first.timeout = std::chrono::milliseconds(1400);
+  RendezvousOptions second = first;
+  second.rank = second.local_rank = 3;
+  for (const auto& message : meet(first, second))
+    EXPECT_THAT(message, HasSubstr(" s for ranks 1, 2, which did not come"));
+}
+
+/// Where this process listens on the port: "0100007F" is 127.0.0.1, in the kernel's words.
+std::vector<std::string> listening_addresses(int port) {
+  char in_hex[8];
+  std::snprintf(in_hex, sizeof in_hex, ":%04X", port);
+  std::vector<std::string> found;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream file(table);
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream words(line);
+      std::string number, local, remote, state;
+      words >> number >> local >> remote >> state;
+      if (local.ends_with(in_hex) && state == "0A") found.push_back(local.substr(0, local.find(':')));
+    }
+  }
+  return found;
+}
+
+TEST(Rendezvous, TheStoreListensWhereTheRanksAre) {
+  struct Case {
+    const char* host;
+    int local_world_size;
+    std::string listens;
+  };
+  for (const auto& each :
+       {Case{"127.0.0.1", 2, "0100007F"}, Case{"127.0.0.1", 0, "0100007F"}, Case{"localhost", 2, "0100007F"},
+        Case{"127.0.0.2", 0, "0200007F"}, Case{"127.0.0.2", 2, "0100007F"}}) {
+    const int port = free_port();
+    RendezvousOptions options = two_ranks("tcp://" + std::string(each.host) + ":" + std::to_string(port));
+    options.local_world_size = each.local_world_size;
+    std::thread other([second = options]() mutable {
+      second.rank = second.local_rank = 1;
+      init_process_group(second)->barrier();
+    });
+    const ProcessGroupPtr world = init_process_group(options);
+    EXPECT_THAT(listening_addresses(port), ::testing::ElementsAre(each.listens)) << each.host;
+    world->barrier();
+    other.join();
+  }
+}
+
+TEST(RendezvousDeathTest, ARankThatMayStartNoThreadSaysSoAtOnce) {
+  RendezvousOptions options = two_ranks("tcp://127.0.0.1:" + std::to_string(free_port()));
+  options.rank = 1;
+  EXPECT_EXIT(
+      {
+        testing::refuse_threads();
+        std::fputs(message_of([&] { init_process_group(options); }).c_str(), stderr);
+        std::_Exit(0);
+      },
+      ::testing::ExitedWithCode(0), "rank 1 has no memory, or may start no thread, to connect to the other ranks");
 }
 
 TEST(Rendezvous, AFileWithoutRank0) {
