@@ -137,6 +137,11 @@ const std::string& BlendedDataset::source_of(int64_t index) const {
   return datasets_[dataset]->source_of(sample_index_[static_cast<size_t>(index)]);
 }
 
+std::string BlendedDataset::parts_of(int64_t index) const {
+  const auto dataset = static_cast<size_t>(dataset_index_.at(static_cast<size_t>(index)));
+  return datasets_[dataset]->parts_of(sample_index_[static_cast<size_t>(index)]);
+}
+
 void BlendedDataset::add_facts(int64_t samples, DatasetFacts& facts) const {
   const double share = static_cast<double>(samples) / static_cast<double>(size());
   for (size_t i = 0; i < datasets_.size(); ++i) {

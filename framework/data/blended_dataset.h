@@ -24,6 +24,7 @@ class BlendedDataset : public SampleDataset {
   /// have position ids or documents (--reset-position-ids, --reset-attention-mask, --neat-packing).
   Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const override;
   const std::string& source_of(int64_t index) const override;
+  std::string parts_of(int64_t index) const override;
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
 
  private:

@@ -246,11 +246,20 @@ Batch ConversationDataset::collate(const std::vector<int64_t>& indices, const Ba
 }
 
 std::vector<ConversationSet::Sample> ConversationDataset::conversations(int64_t index) const {
-  const int64_t begin = index == 0 ? 0 : sample_ends_.at(static_cast<size_t>(index) - 1);
   std::vector<ConversationSet::Sample> all;
-  for (int64_t i = begin; i < sample_ends_.at(static_cast<size_t>(index)); ++i)
-    all.push_back(set_->sample(order_[static_cast<size_t>(i)]));
+  for (const int64_t number : numbers_of(index)) all.push_back(set_->sample(number));
   return all;
+}
+
+/// Its conversations in the set.
+std::span<const int64_t> ConversationDataset::numbers_of(int64_t index) const {
+  const int64_t begin = index == 0 ? 0 : sample_ends_.at(static_cast<size_t>(index) - 1);
+  const int64_t end = sample_ends_.at(static_cast<size_t>(index));
+  return std::span(order_).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+}
+
+std::string ConversationDataset::parts_of(int64_t index) const {
+  return numbered_parts("conversation", numbers_of(index));
 }
 
 void ConversationDataset::add_facts(int64_t samples, DatasetFacts& facts) const {

@@ -78,11 +78,13 @@ class ConversationDataset : public SampleDataset {
   int64_t size() const override { return static_cast<int64_t>(sample_ends_.size()); }
   Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const override;
   const std::string& source_of(int64_t /*index*/) const override { return set_->prefix(); }
+  std::string parts_of(int64_t index) const override;
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
   /// Of sample `index`, one behind the other.
   std::vector<ConversationSet::Sample> conversations(int64_t index) const;
 
  private:
+  std::span<const int64_t> numbers_of(int64_t index) const;
   void add_epoch(const std::vector<int64_t>& epoch, int64_t seq_length);
 
   std::shared_ptr<const ConversationSet> set_;

@@ -132,22 +132,38 @@ void GPTDataset::build_shuffle_index(int64_t samples, NumpyRandomState& random) 
   random.shuffle(all.subspan(first));
 }
 
+template <class Take>
+void GPTDataset::for_each_piece(int64_t index, Take take) const {
+  const auto lengths = source_->sequence_lengths();
+  const SampleStart start = sample_index_[shuffle_index_[static_cast<size_t>(index)]];
+  size_t document = start.document;
+  int64_t offset = start.offset;
+  for (auto missing = static_cast<size_t>(options_.seq_length) + 1; missing > 0; ++document, offset = 0) {
+    const int32_t sequence = document_index_[document];
+    const auto here = static_cast<size_t>(lengths[static_cast<size_t>(sequence)] - offset);
+    const size_t count = std::min(here, missing);
+    take(sequence, offset, count);
+    missing -= count;
+  }
+}
+
 void GPTDataset::read(int64_t index, std::span<int64_t> out) const {
   TORCH_CHECK(index >= 0 && index < size(), "the ", options_.split_name, " split of \"", source_->name(),
               "\" has samples 0 to ", size() - 1, ", got ", index);
   TORCH_CHECK(static_cast<int64_t>(out.size()) == options_.seq_length + 1, "a sample has ", options_.seq_length + 1,
               " tokens, got room for ", out.size());
-  const auto lengths = source_->sequence_lengths();
-  const SampleStart start = sample_index_[shuffle_index_[static_cast<size_t>(index)]];
-  size_t document = start.document;
-  int64_t offset = start.offset;
-  for (size_t filled = 0; filled < out.size(); ++document, offset = 0) {
-    const int32_t sequence = document_index_[document];
-    const auto here = static_cast<size_t>(lengths[static_cast<size_t>(sequence)] - offset);
-    const size_t count = std::min(here, out.size() - filled);
-    source_->copy_tokens(sequence, offset, out.subspan(filled, count));
-    filled += count;
-  }
+  for_each_piece(index, [&](int32_t sequence, int64_t offset, size_t count) {
+    source_->copy_tokens(sequence, offset, out.first(count));
+    out = out.subspan(count);
+  });
+}
+
+std::string GPTDataset::parts_of(int64_t index) const {
+  std::vector<int64_t> documents;
+  for_each_piece(index, [&](int32_t sequence, int64_t, size_t count) {
+    if (count > 0) documents.push_back(sequence);
+  });
+  return numbered_parts("document", documents);
 }
 
 void GPTDataset::add_facts(int64_t samples, DatasetFacts& facts) const {

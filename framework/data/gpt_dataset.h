@@ -22,6 +22,7 @@ class GPTDataset : public TokenDataset {
   int64_t size() const override { return static_cast<int64_t>(shuffle_index_.size()); }
   void read(int64_t index, std::span<int64_t> out) const override;
   const std::string& source_of(int64_t) const override { return source_->name(); }
+  std::string parts_of(int64_t index) const override;
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
 
   int64_t num_epochs() const { return num_epochs_; }
@@ -35,6 +36,9 @@ class GPTDataset : public TokenDataset {
   };
 
   int64_t tokens_per_epoch() const;
+  /// Calls `take(sequence, offset, tokens)` for each piece of sample `index`.
+  template <class Take>
+  void for_each_piece(int64_t index, Take take) const;
   void plan_epochs(int64_t epoch_tokens);
   void build_document_index(class NumpyRandomState& random);
   void build_sample_index(int64_t samples);

@@ -63,6 +63,8 @@ class SampleDataset {
   virtual Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const = 0;
   /// Where sample `index` comes from, for messages: the path prefix of its files.
   virtual const std::string& source_of(int64_t index) const = 0;
+  /// What sample `index` is cut from, for messages: "documents 3, 17"; empty: nobody knows.
+  virtual std::string parts_of(int64_t /*index*/) const { return ""; }
   /// Adds what the first `samples` samples are cut from.
   virtual void add_facts(int64_t samples, DatasetFacts& facts) const = 0;
 
@@ -70,6 +72,9 @@ class SampleDataset {
   /// Throws collate()'s message.
   void check_tokens(std::span<const int64_t> tokens, int64_t index, const BatchOptions& options) const;
 };
+
+/// "document 3", "documents 3, 17, 5 and 2 more"; `unit`: what one of the numbers is.
+std::string numbered_parts(const char* unit, std::span<const int64_t> numbers);
 
 /// One behind the other along dimension 0; in page-locked memory if asked for.
 at::Tensor cat_rows(const std::vector<at::Tensor>& parts, bool pin_memory);
