@@ -36,7 +36,8 @@ struct AsyncSaver::Save {
   std::mutex mutex;
   std::condition_variable changed;
   bool has_ended = false;
-  std::string failure;  // empty: none
+  std::string failure;          // empty: none
+  bool has_lost_ranks = false;  // what it failed with is no answer of all ranks
 
   /// False once nothing has moved for so long.
   bool wait_while_it_moves(std::chrono::milliseconds patience) {
@@ -54,6 +55,7 @@ struct AsyncSaver::Save {
 
   void run() noexcept {
     std::string why;
+    bool lost = false;
     try {
       const std::string what = "save of " + name;
       const WaitPlace place(what.c_str());
@@ -64,11 +66,13 @@ struct AsyncSaver::Save {
       write(copies, group);
     } catch (const std::exception& error) {
       why = error_text(error);
+      lost = dynamic_cast<const c10::DistError*>(&error) != nullptr;
     }
     copies.clear();
     write = nullptr;
     const std::lock_guard lock(mutex);
     failure = std::move(why);
+    has_lost_ranks = lost;
     has_ended = true;
     changed.notify_all();
   }
@@ -138,9 +142,14 @@ void AsyncSaver::wait() {
     snapshot_ = std::make_shared<ShardSnapshot>();
   }
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.deadline).count();
-  TORCH_CHECK(ended, "the checkpoint of ", save->name, " is not written, and nothing of it was for ", seconds,
-              " s: is its disk full, gone or very slow? It does not count");
-  TORCH_CHECK(save->failure.empty(), "the checkpoint of ", save->name, " was not saved: ", save->failure);
+  if (!ended) {
+    C10_THROW_ERROR(DistBackendError,
+                    c10::str("the checkpoint of ", save->name, " is not written, and nothing of it was for ", seconds,
+                             " s: is its disk full, gone or very slow? It does not count"));
+  }
+  const auto failure = "the checkpoint of " + save->name + " was not saved: " + save->failure;
+  if (save->has_lost_ranks) C10_THROW_ERROR(DistBackendError, failure);
+  TORCH_CHECK(save->failure.empty(), failure);
 }
 
 }  // namespace megashard

@@ -44,7 +44,7 @@ class AsyncSaver {
   /// waits until they are copied. The host does not wait.
   void before_changes() const;
   /// Returns when no save is under way. Throws what it failed with, once: the same message on
-  /// every rank.
+  /// every rank. c10::DistError: the ranks have lost each other, or its thread still writes.
   void wait();
 
   enum class State { kIdle, kWriting, kWritten, kFailed };

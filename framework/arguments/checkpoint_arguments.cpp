@@ -35,6 +35,10 @@ void add_checkpoint_options(std::vector<Option>& rows) {
       .add("--async-save", &A::async_save, kFree,
            "training waits only until its state is copied to host memory; a thread writes it")
       .alias("--async-save-ckpt");
+  saving
+      .add("--max-failed-saves", &A::max_failed_saves, kFree,
+           "end training when so many saves in a row have failed; before, it goes on with the older checkpoints")
+      .above(0);
   saving.add("--most-recent-k", &A::most_recent_k, kFree, "keep the newest so many checkpoints of --save; unset: all")
       .alias("--keep-last-checkpoints")
       .above(0);

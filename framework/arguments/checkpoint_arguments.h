@@ -32,6 +32,7 @@ struct CheckpointArguments {
   std::optional<std::string> save;
   std::optional<int64_t> save_interval;
   bool async_save = false;
+  int64_t max_failed_saves = 3;                 // in a row, that end the run
   std::optional<int64_t> most_recent_k;         // steps that stay
   std::optional<int64_t> save_retain_interval;  // multiples that stay
   bool save_best = false;                       // and keep the step with the lowest validation loss

@@ -28,8 +28,12 @@ ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::strin
   return make_host_group(group, name);
 }
 
-CheckpointSaver::CheckpointSaver(TrainingState& state, ProcessGroupPtr group, Say say, Say warn)
-    : state_(state), group_(std::move(group)), say_(std::move(say)), warn_(std::move(warn)) {}
+CheckpointSaver::CheckpointSaver(TrainingState& state, ProcessGroupPtr group, Say say, Say warn, Say failed)
+    : state_(state),
+      group_(std::move(group)),
+      say_(std::move(say)),
+      warn_(std::move(warn)),
+      failed_(std::move(failed)) {}
 
 void CheckpointSaver::check() {
   if (!state_.arguments.save) return;
@@ -124,8 +128,22 @@ void CheckpointSaver::enable_async() {
   async_ = std::make_unique<AsyncSaver>(group_, AsyncSaverOptions{.deadline = group_->timeout(), .say = say_});
 }
 
-void CheckpointSaver::save(std::optional<double> best_loss) {
-  finish();
+void CheckpointSaver::keep_folder() {
+  const auto& folder = *state_.arguments.save;
+  const auto is_new = first_rank_value(group_, [&]() -> Value {
+    return lock_->take_again() && list_steps(folder).empty() && last_in_folder().has_value();
+  });
+  if (!is_new.as_bool()) return;
+  warn_("--save " + folder +
+        " was removed or renamed while this run saves to it: it is made anew, without older steps");
+  last_saved_.reset();
+  loaded_at_.reset();
+  marked_.reset();
+  best_.reset();
+}
+
+void CheckpointSaver::start_save() {
+  keep_folder();
   // The step that is marked is written anew, with other weights.
   if (marked_ == state_.iteration) {
     all_or_throw(group_, [&] {
@@ -134,12 +152,23 @@ void CheckpointSaver::save(std::optional<double> best_loss) {
     marked_.reset();
     best_.reset();
   }
-  say_(saving_line(state_.iteration, *state_.arguments.save, format_name(state_.arguments.ckpt_format)));
-  std::erase(state_.damaged_steps, state_.iteration);  // it is replaced
   save_training_checkpoint(state_, saving_group_, warn_, async_.get());
-  state_.replaces_other_runs = false;  // this save does that
-  last_saved_ = being_saved_ = state_.iteration;
+}
+
+void CheckpointSaver::save(std::optional<double> best_loss) {
+  finish();
+  say_(saving_line(state_.iteration, *state_.arguments.save, format_name(state_.arguments.ckpt_format)));
+  replaces_damaged_ = std::erase(state_.damaged_steps, state_.iteration) > 0;
+  being_saved_ = state_.iteration;
   loss_of_saved_ = best_loss;
+  try {
+    start_save();
+  } catch (const c10::DistError&) {
+    throw;
+  } catch (const std::exception& error) {
+    return note_failure("the checkpoint of iteration " + std::to_string(state_.iteration) +
+                        " was not saved: " + error_text(error));
+  }
   if (async_ == nullptr) finish();
 }
 
@@ -150,17 +179,59 @@ void CheckpointSaver::poll(bool failed_on_a_rank) {
 
 void CheckpointSaver::finish() {
   if (!being_saved_) return;
-  if (async_ != nullptr) async_->wait();
-  say_(saved_line(*being_saved_, *state_.arguments.save));
-  const int64_t iteration = *being_saved_;
+  try {
+    if (async_ != nullptr) async_->wait();
+  } catch (const c10::DistError&) {
+    throw;
+  } catch (const std::exception& error) {
+    return note_failure(error_text(error));
+  }
+  last_saved_ = std::exchange(being_saved_, std::nullopt);
+  failed_in_a_row_ = 0;
+  failure_.clear();
+  state_.replaces_other_runs = false;  // this save has done that
+  say_(saved_line(*last_saved_, *state_.arguments.save));
+  if (loss_of_saved_) mark({*last_saved_, *std::exchange(loss_of_saved_, std::nullopt)});
+}
+
+void CheckpointSaver::note_failure(const std::string& why) {
+  if (replaces_damaged_) state_.damaged_steps.push_back(*being_saved_);
   being_saved_.reset();
-  if (loss_of_saved_) mark({iteration, *std::exchange(loss_of_saved_, std::nullopt)});
+  loss_of_saved_.reset();
+  failure_ = why + newest_whole();
+  ++failed_in_a_row_;
+  if (failed_) failed_(why);
+  warn_(failure_ + c10::str("; the next save tries again (", failed_in_a_row_, " of --max-failed-saves ",
+                            state_.arguments.max_failed_saves, " in a row)"));
+}
+
+std::string CheckpointSaver::newest_whole() const {
+  const auto last = last_in_folder();
+  return last ? c10::str("; the last whole one in ", *state_.arguments.save, " is of iteration ", *last)
+              : c10::str("; ", *state_.arguments.save, " holds none of this run");
+}
+
+void CheckpointSaver::check_limit() const {
+  const auto limit = state_.arguments.max_failed_saves;
+  TORCH_CHECK(failed_in_a_row_ < limit, "as many saves in a row have failed as --max-failed-saves allows (", limit,
+              "); the last: ", failure_);
+}
+
+void CheckpointSaver::check_last() const {
+  TORCH_CHECK(failure_.empty(), "training has ended without its last checkpoint: ", failure_);
 }
 
 void CheckpointSaver::mark(const BestStep& best) {
-  all_or_throw(group_, [&] {
-    if (group_->rank() == 0) mark_best_step(*state_.arguments.save, best);
-  });
+  try {
+    all_or_throw(group_, [&] {
+      if (group_->rank() == 0) mark_best_step(*state_.arguments.save, best);
+    });
+  } catch (const c10::DistError&) {
+    throw;
+  } catch (const std::exception& error) {
+    return warn_(c10::str("the checkpoint of iteration ", best.iteration, " is the best one and is saved, but ",
+                          *state_.arguments.save, " does not say so: ", error_text(error)));
+  }
   best_ = best;
   marked_ = best.iteration;
   say_(best_line(best.iteration, best.validation_loss));
@@ -168,7 +239,7 @@ void CheckpointSaver::mark(const BestStep& best) {
 
 void CheckpointSaver::mark_best(double validation_loss) {
   finish();
-  mark({state_.iteration, validation_loss});
+  if (is_saved()) mark({state_.iteration, validation_loss});
 }
 
 bool CheckpointSaver::is_best(double validation_loss) const {

@@ -18,12 +18,14 @@ namespace megashard {
 ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::string& name);
 
 /// The checkpoints that a training writes to --save, one at a time: training waits for each, or
-/// goes on beside it. All but is_best(), has_failed() and was_just_saved() are collective.
+/// goes on beside it. All but is_best(), has_failed(), was_just_saved() and those of failures are collective.
+/// A save that fails on one rank has failed on all; a warning says why, and the older steps stay. Lost ranks are no
+/// failed save: c10::DistError is thrown on.
 class CheckpointSaver {
  public:
   using Say = std::function<void(const std::string& line)>;
-  /// `say` takes log lines, `warn` warnings, on every rank. `state` must outlive this.
-  CheckpointSaver(TrainingState& state, ProcessGroupPtr group, Say say, Say warn);
+  /// `say` takes log lines, `warn` warnings, `failed` why a save has failed, on every rank. `state` must outlive this.
+  CheckpointSaver(TrainingState& state, ProcessGroupPtr group, Say say, Say warn, Say failed = {});
 
   /// That --ckpt-format can hold the state, before time is spent on it.
   void check();
@@ -35,9 +37,11 @@ class CheckpointSaver {
   /// --async-save: from now on training does not wait.
   void enable_async();
 
+  /// Takes --save again where somebody has removed it: another run that has it makes this a failed save.
   /// `best_loss`: once the step is whole it is marked as the best one, with that validation loss.
   void save(std::optional<double> best_loss = std::nullopt);
-  /// The step that was saved last, or loaded from --save and is as it was, is the best one.
+  /// The step that was saved last, or loaded from --save and is as it was, is the best one; nothing where it is not
+  /// there.
   void mark_best(double validation_loss);
   /// Before a step changes weights and state; not collective.
   void before_changes() const {
@@ -51,7 +55,13 @@ class CheckpointSaver {
   /// --save-best, and lower than that of the best step in --save that is of this run, or that it goes on from.
   bool is_best(double validation_loss) const;
   bool has_failed() const;  ///< on this rank, the one under way
-  bool was_just_saved() const { return last_saved_ == state_.iteration; }
+  /// Or is being saved.
+  bool was_just_saved() const { return last_saved_ == state_.iteration || being_saved_ == state_.iteration; }
+  int64_t failed_in_a_row() const { return failed_in_a_row_; }
+  /// Throws where --max-failed-saves in a row have failed.
+  void check_limit() const;
+  /// Throws where the last save has failed, for a run that ends.
+  void check_last() const;
   /// The state as it is now is that of the step, of --load.
   void note_loaded(const CheckpointStep& step) {
     loaded_ = step;
@@ -67,16 +77,23 @@ class CheckpointSaver {
   void warn_of_little_room();
   void find_best();
   void mark(const BestStep& best);
+  void keep_folder();
+  void start_save();
+  void note_failure(const std::string& why);
+  std::string newest_whole() const;
 
   TrainingState& state_;
   ProcessGroupPtr group_;
-  Say say_, warn_;
+  Say say_, warn_, failed_;
   std::optional<int64_t> last_saved_, loaded_at_;
   std::optional<CheckpointStep> loaded_;
   std::optional<int64_t> being_saved_;
   std::optional<BestStep> best_;         // of this run
   std::optional<int64_t> marked_;        // in --save, of whatever run
   std::optional<double> loss_of_saved_;  // of being_saved_, where it will be the best one
+  bool replaces_damaged_ = false;        // being_saved_ does
+  int64_t failed_in_a_row_ = 0;
+  std::string failure_;  // of the last save; empty: it went well, or is under way
   ProcessGroupPtr saving_group_;
   std::unique_ptr<RunLock> lock_;      // of the first rank
   std::unique_ptr<AsyncSaver> async_;  // null: training waits for each save

@@ -4,11 +4,13 @@
 
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 #include "framework/diagnostics.h"
 
@@ -88,8 +90,7 @@ uint32_t crc32c(std::string_view bytes) {
 EventFile::EventFile(const std::string& folder) : path_(new_path(folder)) {
   std::error_code ignored;  // a folder that cannot be made shows when the file is opened
   std::filesystem::create_directories(folder, ignored);
-  file_.open(path_, std::ios::binary);
-  if (!file_)
+  if (!file_.open(path_, /*anew=*/true))
     throw UsageError("--tensorboard-dir " + folder + " cannot be written; check the folder and its permissions.");
   add(bytes_field(event::kFileVersion, "brain.Event:2"), 0);
 }
@@ -99,7 +100,7 @@ void EventFile::add(const std::string& event_fields, int64_t step) {
   if (step != 0) record += whole_field(event::kStep, static_cast<uint64_t>(step));
   record += event_fields;
   const std::string length = little_endian(static_cast<uint64_t>(record.size()));
-  file_ << length << little_endian(masked_crc32c(length)) << record << little_endian(masked_crc32c(record));
+  unwritten_ += length + little_endian(masked_crc32c(length)) + record + little_endian(masked_crc32c(record));
 }
 
 void EventFile::add_scalar(const std::string& tag, double value, int64_t step) {
@@ -113,7 +114,8 @@ void EventFile::start_at(int64_t step) {
 }
 
 void EventFile::flush() {
-  if (!file_.flush()) throw std::runtime_error("event file " + path_ + " could not be written; is the disk full?");
+  if (!file_.append(std::exchange(unwritten_, "")))
+    throw std::runtime_error("event file " + path_ + " could not be written: " + std::strerror(errno));
 }
 
 }  // namespace megashard

@@ -1,9 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <string_view>
+
+#include "framework/training/appended_file.h"
 
 namespace megashard {
 
@@ -21,14 +22,15 @@ class EventFile {
   void add_scalar(const std::string& tag, double value, int64_t step);
   /// Steps from this one on that earlier files of the folder have no longer count.
   void start_at(int64_t step);
-  /// Throws std::runtime_error when it could not be written.
+  /// Throws std::runtime_error when the disk does not take what was added, which is then left out.
   void flush();
 
  private:
   void add(const std::string& event_fields, int64_t step);
 
   std::string path_;
-  std::ofstream file_;
+  std::string unwritten_;
+  AppendedFile file_;
 };
 
 }  // namespace megashard

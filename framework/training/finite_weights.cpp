@@ -12,14 +12,19 @@
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
-namespace {
 
 bool is_finite(const at::Tensor& values) {
   // One pass finds out that all is well; sums of large finite values may overflow.
   return std::isfinite(values.sum().item<double>()) || values.isfinite().all().item<bool>();
 }
 
-}  // namespace
+std::string first_names(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 3;
+  std::string list;
+  for (size_t i = 0; i < std::min(kShown, names.size()); ++i) list += (i == 0 ? "" : ", ") + names[i];
+  if (names.size() > kShown) list += " and " + std::to_string(names.size() - kShown) + " more";
+  return list;
+}
 
 std::string weights_without_numbers(const torch::nn::Module& model, const ProcessGroupPtr& group) {
   const c10::NoGradGuard no_grad;
@@ -37,12 +42,8 @@ std::string weights_without_numbers(const torch::nn::Module& model, const Proces
       if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
     }
   }
-  constexpr size_t kShown = 3;
-  std::string list;
-  for (size_t i = 0; i < std::min(kShown, names.size()); ++i) list += (i == 0 ? "" : ", ") + names[i];
-  if (names.size() > kShown) list += " and " + std::to_string(names.size() - kShown) + " more";
-  if (names.empty()) return list;
-  return list + (names.size() == 1 ? " holds" : " hold") + " NaN or infinity";
+  if (names.empty()) return "";
+  return first_names(names) + (names.size() == 1 ? " holds" : " hold") + " NaN or infinity";
 }
 
 }  // namespace megashard

@@ -1,12 +1,19 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include <string>
+#include <vector>
 
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
+
+/// All of its numbers; the host waits for the device.
+bool is_finite(const at::Tensor& values);
+/// Names in their order, the first few of them: "a, b, c and 4 more".
+std::string first_names(const std::vector<std::string>& names);
 
 /// "layers.0.weight holds NaN or infinity", "a, b, c and 4 more hold NaN or infinity", or nothing:
 /// of the parameters, whichever rank has their rows. Collective.

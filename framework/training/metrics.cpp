@@ -126,6 +126,10 @@ constexpr Metric kMetrics[] = {
        const Result bytes = measured(r, "peak_memory_bytes");
        return shown_if(r.arguments.log_memory && bytes, bytes.value_or(0) / (1 << 20));
      }},
+    {.key = "failed_saves",
+     .is_whole = true,
+     .tag = "failed-saves",
+     .value = [](Report r) -> Result { return shown_if(r.failed_saves > 0, number(r.failed_saves)); }},
     {.key = "validation_loss",
      .tag = "lm loss validation",
      .by_samples = true,

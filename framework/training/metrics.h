@@ -58,6 +58,7 @@ struct StepReport {
   std::optional<double> zeros_in_grad{};    ///< --log-num-zeros-in-grad, of steps with a log line
   std::optional<double> params_norm{};      ///< --log-params-norm, of steps with a log line
   std::optional<double> validation_loss{};  ///< of an evaluation after this step
+  int64_t failed_saves = 0;                 ///< in a row, up to this step
 };
 
 enum class OverRanks { kMax, kSum };

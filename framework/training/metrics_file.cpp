@@ -1,6 +1,9 @@
 #include "framework/training/metrics_file.h"
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
@@ -86,13 +89,13 @@ MetricsFile::MetricsFile(const std::string& path, int64_t loaded_step) : path_(p
   std::error_code ignored;  // a folder that cannot be made shows when the file is opened
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
   if (loaded_step > 0) cut(path, loaded_step);
-  file_.open(path, loaded_step > 0 ? std::ios::app : std::ios::trunc);
-  if (!file_) throw UsageError("--metrics-file " + path + " cannot be written; check the folder and its permissions.");
+  if (!file_.open(path, /*anew=*/loaded_step == 0))
+    throw UsageError("--metrics-file " + path + " cannot be written; check the folder and its permissions.");
 }
 
 void MetricsFile::write(const StepReport& report) {
-  file_ << metrics_line(report) << '\n' << std::flush;
-  if (!file_) throw std::runtime_error("metrics file " + path_ + " could not be written; is the disk full?");
+  if (!file_.append(metrics_line(report) + "\n"))
+    throw std::runtime_error("metrics file " + path_ + " could not be written: " + std::strerror(errno));
 }
 
 }  // namespace megashard

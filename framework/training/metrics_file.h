@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <string>
 
+#include "framework/training/appended_file.h"
 #include "framework/training/metrics_writer.h"
 
 namespace megashard {
@@ -28,11 +28,12 @@ class MetricsFile final : public MetricsWriter {
   /// missing folders. Throws UsageError when the file cannot be written.
   MetricsFile(const std::string& path, int64_t loaded_step);
 
+  /// Throws std::runtime_error when the disk does not take the line, which is then left out.
   void write(const StepReport& report) override;
 
  private:
   std::string path_;
-  std::ofstream file_;
+  AppendedFile file_;
 };
 
 }  // namespace megashard

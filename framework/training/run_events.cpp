@@ -34,7 +34,7 @@ std::string events_path(const std::string& metrics_file) { return metrics_file +
 RunEvents::RunEvents(const std::string& metrics_file, int64_t loaded_step) {
   std::error_code error;  // of a file that cannot be asked
   if (!std::filesystem::is_regular_file(metrics_file, error)) return;
-  file_.open(events_path(metrics_file), loaded_step > 0 ? std::ios::app : std::ios::trunc);
+  file_.open(events_path(metrics_file), /*anew=*/loaded_step == 0);
 }
 
 void RunEvents::start(const Arguments& arguments, int64_t step) {
@@ -46,26 +46,32 @@ void RunEvents::start(const Arguments& arguments, int64_t step) {
   for (const auto& named : argument_values(arguments)) {
     if (std::ranges::find(defaults, named) == defaults.end()) given[named.first] = argument_text(named.second);
   }
-  file_ << line_of(line) << std::flush;
+  file_.append(line_of(line));
 }
 
 void RunEvents::memory(const MemoryPeak& peak) {
   auto line = event("memory", peak.iteration);
   line["peak"] = peak.bytes;
   for (const auto& [what, bytes] : peak.parts) line["parts"][what] = bytes;
-  file_ << line_of(line) << std::flush;
+  file_.append(line_of(line));
 }
 
 void RunEvents::profile(const std::string& path, int64_t step) {
   auto line = event("profile", step);
   line["path"] = absolute(path);
-  file_ << line_of(line) << std::flush;
+  file_.append(line_of(line));
+}
+
+void RunEvents::save_failed(const std::string& why, int64_t step) {
+  auto line = event("save_failed", step);
+  line["why"] = why;
+  file_.append(line_of(line));
 }
 
 void RunEvents::end(const std::string& how, int64_t step) {
   auto line = event("end", step);
   line["how"] = how;
-  file_ << line_of(line) << std::flush;
+  file_.append(line_of(line));
 }
 
 }  // namespace megashard

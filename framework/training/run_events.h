@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <string>
 
 #include "framework/arguments/arguments.h"
+#include "framework/training/appended_file.h"
 #include "framework/training/memory_log.h"
 
 namespace megashard {
@@ -17,6 +17,7 @@ std::string events_path(const std::string& metrics_file);
 ///   {"event": "start", "step": 0, "folder": "/where/it/ran", "world_size": 8, "arguments": {"lr": "0.001", ...}}
 ///   {"event": "memory", "step": 1, "peak": 1024, "parts": {"gradients": 512, ...}}   bytes
 ///   {"event": "profile", "step": 12, "path": "/traces/rank_0.pt.trace.json"}
+///   {"event": "save_failed", "step": 20, "why": "the checkpoint of iteration 20 was not saved: ..."}
 ///   {"event": "end", "step": 100, "how": "done"}   or "exited", "interrupted"; none: it was killed
 class RunEvents {
  public:
@@ -27,11 +28,12 @@ class RunEvents {
   /// "arguments" are those that differ from their defaults.
   void start(const Arguments& arguments, int64_t step);
   void memory(const MemoryPeak& peak);
+  void save_failed(const std::string& why, int64_t step);
   void profile(const std::string& path, int64_t step);
   void end(const std::string& how, int64_t step);
 
  private:
-  std::ofstream file_;
+  AppendedFile file_;
 };
 
 }  // namespace megashard

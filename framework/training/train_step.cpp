@@ -93,6 +93,11 @@ at::Tensor TrainStep::gradients(const std::vector<Batch>& microbatches) {
   return of_routers.defined() ? at::cat({known, of_routers / static_cast<double>(microbatches.size())}) : known;
 }
 
+void TrainStep::gradients_of(const Batch& microbatch) {
+  optimizer_.zero_grad();
+  forward_backward({microbatch});
+}
+
 void TrainStep::update() {
   {
     const TimedPart timed(options_.timers, StepPart::kOptimizer);

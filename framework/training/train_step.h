@@ -44,6 +44,8 @@ class TrainStep {
   /// and the loss scale of the next step (1 without a scaler), which are the same on all ranks. Behind these, of a
   /// model that has them, the means over the microbatches of take_router_losses(). Collective.
   at::Tensor gradients(const std::vector<Batch>& microbatches);
+  /// Those of one microbatch alone, not clipped, on the parameters. Collective.
+  void gradients_of(const Batch& microbatch);
   /// Steps the optimizer, at its own learning rate, by these gradients. Where the options ask for a
   /// finite norm and it is none, the device leaves all as it is.
   void update();

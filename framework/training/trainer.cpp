@@ -98,9 +98,14 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
       order_(model, group_),
       numbers_(group_, device_),
-      saver_(state_, group_, callbacks_.print_on_first_rank, [sink = callbacks_.sink](const std::string& line) {
-        if (sink) sink(Severity::kWarning, line);
-      }) {
+      saver_(
+          state_, group_, callbacks_.print_on_first_rank,
+          [sink = callbacks_.sink](const std::string& line) {
+            if (sink) sink(Severity::kWarning, line);
+          },
+          [this](const std::string& why) {
+            if (events_) events_->save_failed(why, state_.iteration);
+          }) {
   state_.scaler = scaler_.get();
   optimizer_->set_parts(model.expert_parallel_info());
   if (arguments.log_memory && group_->rank() == 0) {
@@ -125,15 +130,19 @@ void Trainer::load(const CheckpointStep& step) {
   for (const auto& line : lines) callbacks_.print_on_first_rank(line);
 }
 
-std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const SampleDataset>& dataset,
-                                                 int64_t consumed) {
+std::unique_ptr<DataSampler> Trainer::make_sampler(const SampleDataset& dataset, int64_t consumed) const {
   SamplerOptions sampler;
   sampler.type = arguments_.dataloader_type == DataloaderType::kCyclic ? SamplerType::kCyclic : SamplerType::kSingle;
-  sampler.total_samples = dataset->size();
+  sampler.total_samples = dataset.size();
   sampler.consumed_samples = consumed;
   sampler.micro_batch_size = *arguments_.micro_batch_size;
   sampler.data_parallel_rank = sharding_->rank() / arguments_.context_parallel_size;
   sampler.data_parallel_size = arguments_.data_parallel_size;
+  return make_data_sampler(sampler);
+}
+
+std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const SampleDataset>& dataset,
+                                                 int64_t consumed) {
   BatchOptions batch;
   batch.seq_length = data_options_.seq_length;
   batch.length_multiple = arguments_.sequence_multiple();
@@ -145,7 +154,7 @@ std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const Sam
   batch.pin_memory = !device_.is_cpu();
   DataLoaderOptions reading;
   reading.prefetch = static_cast<size_t>(std::max<int64_t>(1, arguments_.num_workers));
-  return std::make_unique<DataLoader>(dataset, make_data_sampler(sampler), batch, reading);
+  return std::make_unique<DataLoader>(dataset, make_sampler(*dataset, consumed), batch, reading);
 }
 
 void Trainer::build_data() {
@@ -181,6 +190,7 @@ void Trainer::convert_checkpoint() {
   try_output_paths(output_paths(arguments_, /*saves=*/false), group_);
   saver_.begin_run(/*converts=*/true);
   saver_.save();
+  saver_.check_last();
   callbacks_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " + converted + ".");
 }
 
@@ -264,13 +274,12 @@ void Trainer::run_step() {
   microbatches_->update(arguments_.consumed_train_samples);
   // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
   if (arguments_.save && microbatches_->count() != before && !saver_.was_just_saved()) save();
-  std::vector<Batch> batches;
   {
     const TimedPart timed(timers_.get(), StepPart::kBatch);
-    batches = next_batches(*train_loader_, microbatches_->count());
+    batches_ = next_batches(*train_loader_, microbatches_->count());
   }
   const bool reads = reads_step(state_.iteration + 1);
-  const at::Tensor numbers = gradients(batches);
+  const at::Tensor numbers = gradients(batches_);
   // Whether the step before was skipped decides on this one's rate. The host asks now that the device has this step's
   // forward and backward to do, so that it never runs dry.
   if (scaler_ && !numbers_.empty()) read_steps();
@@ -284,6 +293,7 @@ void Trainer::run_step() {
   saver_.before_changes();
   step_.update();  // what the device does while the host reads
   if (reads) read_steps();
+  batches_.clear();
   if (!reads && group_->size() == 1) hear(host);  // the only rank need not ask the device
   if (callbacks_.after_step) callbacks_.after_step();
   ++state_.iteration;
@@ -348,7 +358,7 @@ void Trainer::finish_training() {
   const auto loss =
       evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples, Announce::kYes);
   const bool is_new = !arguments_.skip_train && state_.iteration % arguments_.eval_interval != 0;  // not evaluated yet
-  if (loss && is_new && saver_.is_best(*loss) && saver_.is_saved()) saver_.mark_best(*loss);
+  if (loss && is_new && saver_.is_best(*loss)) saver_.mark_best(*loss);
   if (stop_ == StopRequest::kNone) evaluate(splits_.test, where + " on test set", 0, Announce::kYes);
 }
 
@@ -361,17 +371,21 @@ TrainingEnd Trainer::train() {
     exits = must_exit();
     StepReport told = report(exits || stop_ != StopRequest::kNone || !steps_to_come());
     if (stop_ == StopRequest::kNone) told.validation_loss = evaluate_if_due();
-    for (const auto& writer : writers_) writer->write(told);
+    write_metrics(told);
     if (callbacks_.show_step && group_->rank() == 0) callbacks_.show_step(told);
     saver_.poll(heard_.save_failed);
     exits = exits || stop_ == StopRequest::kExit;
     const bool due = arguments_.save && arguments_.save_interval && state_.iteration % *arguments_.save_interval == 0;
     const bool is_best = told.validation_loss && saver_.is_best(*told.validation_loss);
     if (arguments_.save && (due || exits || is_best)) save(is_best ? told.validation_loss : std::nullopt);
+    if (steps_to_come() && !exits && stop_ == StopRequest::kNone) saver_.check_limit();
   }
   if (profile_) tell_profile(profile_->finish());
   if (!exits && stop_ == StopRequest::kNone) finish_training();
   if (stop_ == StopRequest::kInterrupt) return interrupted();
+  saver_.finish();
+  // One beside the training has had a single try.
+  if (arguments_.save && arguments_.async_save && saver_.failed_in_a_row() > 0) save();
   saver_.finish();
   if (!exits && stop_ == StopRequest::kNone) return end_of(TrainingEnd::kDone);
   let_last_rank_print();

@@ -66,6 +66,8 @@ class Trainer {
   void convert_checkpoint();
   /// An interrupted one has ended after a step or within an evaluation, and said so. Collective.
   TrainingEnd train();
+  /// Behind train(): throws where the last checkpoint could not be saved.
+  void check_last_save() const { saver_.check_last(); }
   Optimizer& optimizer() { return *optimizer_; }
 
  private:
@@ -76,6 +78,7 @@ class Trainer {
   };
 
   void build_data();
+  std::unique_ptr<DataSampler> make_sampler(const SampleDataset& dataset, int64_t consumed) const;
   std::unique_ptr<DataLoader> make_loader(const std::shared_ptr<const SampleDataset>& dataset, int64_t consumed);
   std::vector<Batch> next_batches(DataLoader& loader, int64_t count);
   HostNumbers host_numbers(double data_wait_seconds) const;
@@ -88,8 +91,14 @@ class Trainer {
   bool line_is_due(int64_t iteration) const;
   /// Whether the host must know the numbers of that step when it ends; alike on all ranks.
   bool reads_step(int64_t iteration) const;
-  /// Throws what is to be done about `what`, which is no number. Collective.
-  [[noreturn]] void refuse_number(const std::string& what, const std::string& remedy);
+  enum class NotFinite { kLoss, kNorm };
+  /// Throws what is to be done about `what`, which is no number, and where it comes from. Collective.
+  [[noreturn]] void refuse_number(const std::string& what, NotFinite which, const std::string& remedy);
+  /// Computes the step's microbatches again: which of them has it, with its samples, in which module's output, or which
+  /// parameter's gradient. Empty: it has not come again. Collective.
+  std::string find_in_outputs();
+  std::string find_in_gradients();
+  std::string microbatch_text(size_t microbatch) const;
   /// What metrics are worked out from; the log line if it is due, as it is for the last step. The
   /// step's metrics are written after its evaluation.
   StepReport report(bool is_last);
@@ -99,6 +108,8 @@ class Trainer {
   /// Of all ranks. None when stop_ has ended it.
   std::optional<double> evaluate(const std::shared_ptr<const SampleDataset>& dataset, const std::string& where,
                                  int64_t consumed, Announce announce);
+  /// One that cannot be written does not end training: the first time is told.
+  void write_metrics(const StepReport& report);
   void print_on_last_rank(const std::string& lines);
   /// What the last rank has printed stands before what the first one prints from now on.
   /// Collective.
@@ -150,6 +161,7 @@ class Trainer {
   std::unique_ptr<RunEvents> events_;         // likewise; null: no --metrics-file
   StepInterval interval_;                     // of steps that were read: losses and tokens
   StepNumbers numbers_;
+  std::vector<Batch> batches_;           // of the step under way
   std::vector<int64_t> unread_batches_;  // sizes of the global batches of numbers_
   StepSummary last_read_;
   Heard heard_;
@@ -159,6 +171,7 @@ class Trainer {
   bool has_reported_ = false;              // a step of this run
   StopRequest stop_ = StopRequest::kNone;
   bool in_evaluation_ = false;      // where stop_ was heard of
+  bool told_of_metrics_ = false;    // that some could not be written
   bool last_rank_printed_ = false;  // since the first one waited for it
   CheckpointSaver saver_;           // last: a save under way ends before what it may need
 };

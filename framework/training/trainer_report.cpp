@@ -7,11 +7,11 @@
 #include <cmath>
 #include <utility>
 
-#include "framework/training/finite_weights.h"
 #include "framework/training/flops.h"
 #include "framework/training/progress_clock.h"
 #include "framework/training/trainer.h"
 #include "framework/training/training_log.h"
+#include "parallel/collectives/agreement.h"
 #include "parallel/collectives/wait_place.h"
 #include "parallel/fsdp/grad_norm.h"
 
@@ -50,7 +50,7 @@ StepSummary Trainer::summarise(const StepOfRanks& step) {
       summary.tokens += of_rank.tokens;
     }
     if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(of_rank.weighted_loss)) {
-      refuse_number(c10::str("the loss of rank ", rank, " is ", of_rank.weighted_loss),
+      refuse_number(c10::str("the loss of rank ", rank, " is ", of_rank.weighted_loss), NotFinite::kLoss,
                     ": lower the learning rate, or look at the batch; "
                     "--no-check-for-nan-in-loss-and-grad goes on regardless");
     }
@@ -78,7 +78,7 @@ void Trainer::read_steps() {
     for (const RankNumbers& rank : steps[i]) hear(rank.host);
     last_read_ = summarise(steps[i]);
     if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(last_read_.grad_norm)) {
-      refuse_number(c10::str("the norm of the gradients is ", last_read_.grad_norm),
+      refuse_number(c10::str("the norm of the gradients is ", last_read_.grad_norm), NotFinite::kNorm,
                     ", and the loss is finite: lower the learning rate, or look at the batch and the "
                     "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
     }
@@ -136,13 +136,25 @@ StepReport Trainer::report(bool is_last) {
                     .flops = flops,
                     .peak_tflops = callbacks_.peak_tflops,
                     .step = last_read_,
-                    .interval = interval_};
+                    .interval = interval_,
+                    .failed_saves = saver_.failed_in_a_row()};
   if (!is_due) return report;
   measure_gradients_and_weights(report);
   print_on_last_rank(training_log_line(log_time_now(), report));
   if (timers_) print_on_last_rank(timers_->tell_steps(interval_.steps));
   interval_ = {};
   return report;
+}
+
+void Trainer::write_metrics(const StepReport& report) {
+  for (const auto& writer : writers_) {
+    try {
+      writer->write(report);
+    } catch (const std::exception& error) {
+      if (!std::exchange(told_of_metrics_, true) && callbacks_.sink)
+        callbacks_.sink(Severity::kWarning, error_text(error) + "; training goes on, and leaves out such steps there");
+    }
+  }
 }
 
 void Trainer::print_on_last_rank(const std::string& lines) {
@@ -191,13 +203,6 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   print_on_last_rank(evaluation_log_lines(where, {{"lm loss", loss}}));
   if (timers_) print_on_last_rank(timers_->tell(StepPart::kEvaluate));
   return loss;
-}
-
-void Trainer::refuse_number(const std::string& what, const std::string& remedy) {
-  const std::string weights = has_stepped_ || weights_from_.empty() ? "" : weights_without_numbers(model_, group_);
-  TORCH_CHECK(weights.empty(), what, ": of the weights loaded from ", weights_from_, ", ", weights,
-              "; training cannot mend them: take other files, or convert these again");
-  TORCH_CHECK(false, what, " at iteration ", state_.iteration + 1, remedy);
 }
 
 }  // namespace megashard

@@ -189,6 +189,29 @@ const Dict* states_of(const Dict& values, int rank) {
   return mine == nullptr ? of(0) : mine;
 }
 
+/// What a step of `group`'s ranks holds besides tensors.
+Dict values_of(const TrainingState& state, const ProcessGroupPtr& group) {
+  const Arguments& arguments = state.arguments;
+  Dict values;
+  values.set(kArgsKey, make_namespace(to_dict(argument_values(arguments))));
+  values.set(kCheckpointVersionKey, kCheckpointVersion);
+  values.set(kIterationKey, state.iteration);
+  values.set(kFlopsKey, state.flops_so_far);
+  if (!arguments.no_save_optim && state.optimizer != nullptr) {
+    Dict optimizer;
+    optimizer.set(kParamGroupsKey, param_groups(*state.optimizer));
+    save_loss_scale(state.scaler, optimizer);
+    values.set(kOptimizerKey, std::move(optimizer));
+    values.set(kSchedulerKey, to_dict(state.schedule->state_dict()));
+  }
+  if (!arguments.no_save_rng) {
+    Dict ranks;
+    ranks.set(std::to_string(group->rank()), random_states(state.device));
+    values.set(kRngStateKey, std::move(ranks));
+  }
+  return values;
+}
+
 void restore_random(const TrainingState& state, const Dict& values, const Position& position,
                     const ProcessGroupPtr& group, std::vector<std::string>& lines) {
   const Dict* mine = states_of(values, group->rank());
@@ -230,22 +253,11 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
                               const std::function<void(const std::string& line)>& notice, AsyncSaver* saver) {
   const Arguments& arguments = state.arguments;
   Dict values;
-  values.set(kArgsKey, make_namespace(to_dict(argument_values(arguments))));
-  values.set(kCheckpointVersionKey, kCheckpointVersion);
-  values.set(kIterationKey, state.iteration);
-  values.set(kFlopsKey, state.flops_so_far);
-  if (!arguments.no_save_optim && state.optimizer != nullptr) {
-    Dict optimizer;
-    optimizer.set(kParamGroupsKey, param_groups(*state.optimizer));
-    save_loss_scale(state.scaler, optimizer);
-    values.set(kOptimizerKey, std::move(optimizer));
-    values.set(kSchedulerKey, to_dict(state.schedule->state_dict()));
-  }
-  if (!arguments.no_save_rng) {
-    Dict ranks;
-    ranks.set(std::to_string(group->rank()), random_states(state.device));
-    values.set(kRngStateKey, std::move(ranks));
-  }
+  ShardedTensors tensors;
+  all_or_throw(group, [&] {
+    values = values_of(state, group);
+    tensors = tensors_of(state, arguments.ckpt_format, !arguments.no_save_optim);
+  });
   SaveOptions options{.format = arguments.ckpt_format,
                       .retention = {.most_recent = arguments.most_recent_k,
                                     .interval = arguments.save_retain_interval,
@@ -258,8 +270,6 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
                       .plans = state.save_plans};
   const auto noticed = std::make_shared<std::vector<std::string>>();
   if (saver != nullptr) options.notice = [noticed](const std::string& line) { noticed->push_back(line); };
-  ShardedTensors tensors;
-  all_or_throw(group, [&] { tensors = tensors_of(state, options.format, !arguments.no_save_optim); });
   const AsyncSaver::Write write = [directory = *arguments.save, iteration = state.iteration, values = std::move(values),
                                    options](const ShardedTensors& shards, const ProcessGroupPtr& ranks) {
     save_checkpoint(directory, iteration, shards, values, ranks, options);

@@ -230,6 +230,7 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   }
   group->barrier();
   tell_findings(device, sink);
+  trainer.check_last_save();
   return 0;
 }
 
