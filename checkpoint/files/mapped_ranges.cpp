@@ -72,6 +72,7 @@ void on_bus_error(int signal, siginfo_t* info, void* /*context*/) {
     (*end_of_process.load())(text.c_str());
   }
   ::sigaction(signal, &bus_error_before, nullptr);  // and the touch is repeated
+  if (!is_touch) ::raise(signal);
 }
 
 }  // namespace

@@ -21,13 +21,15 @@ bool AppendedFile::open(const std::string& path, bool anew) {
 
 bool AppendedFile::append(std::string_view piece) {
   struct stat before {};
+  if (torn_at_ >= 0 && ::ftruncate(descriptor_, torn_at_) != 0) return false;
+  torn_at_ = -1;
   if (::fstat(descriptor_, &before) != 0) return false;
   while (!piece.empty()) {
     const auto put = ::write(descriptor_, piece.data(), piece.size());
     if (put < 0 && errno == EINTR) continue;
     if (put <= 0) {
       const int error = errno;
-      if (S_ISREG(before.st_mode) && ::ftruncate(descriptor_, before.st_size) != 0) return false;
+      if (S_ISREG(before.st_mode) && ::ftruncate(descriptor_, before.st_size) != 0) torn_at_ = before.st_size;
       errno = error;
       return false;
     }

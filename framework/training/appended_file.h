@@ -22,6 +22,7 @@ class AppendedFile {
 
  private:
   int descriptor_ = -1;
+  int64_t torn_at_ = -1;  // from where a part is to go yet; -1: there is none
 };
 
 }  // namespace megashard

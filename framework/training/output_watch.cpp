@@ -30,9 +30,9 @@ class OutputWatch::Runner : public ForwardRunner {
 };
 
 OutputWatch::OutputWatch(torch::nn::Module& model) {
-  for (const auto& item : model.named_modules()) {
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     auto* module = dynamic_cast<HookedModule*>(item.value().get());
-    if (module == nullptr || item.key().empty()) continue;
+    if (module == nullptr) continue;
     watched_.push_back({module, module->forward_runner()});
     module->set_forward_runner(std::make_shared<Runner>(item.key(), module->forward_runner(), first_));
   }

@@ -30,6 +30,8 @@ CASES = {
                        "--split 0,100,0 gives the train split a weight of 0; give it a share, as in --split 100,0,0"),
     "a corrupt index": ([*DATA, "{folder}/short", *ALL_TRAINING], FAILURE, "short.idx is truncated or corrupt"),
     "a loss that is no number": ([*PRETRAIN, *MOCK, "--lr", "1e30"], FAILURE, "lower the learning rate"),
+    "the sample of such a loss": ([*PRETRAIN, *MOCK, "--lr", "1e30"], FAILURE,
+                                  "at iteration 2, in micro batch 1 of 2 (sample 2 of "),
     # too little
     "the default split of a small set": ([*EVALUATED, "--data-path", "{sets}/small"], USAGE,
                                          '--split 969,30,1 leaves the test split no document of "{sets}/small", which '

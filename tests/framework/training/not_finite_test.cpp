@@ -23,19 +23,19 @@ class StageImpl : public torch::nn::Module {
  public:
   StageImpl() : weight(register_parameter("weight", at::ones({4}))) {}
   at::Tensor forward(const at::Tensor& x, const at::Tensor& tokens) {
-    return at::where(tokens == kBad, bad(x), x) * weight[0];
+    return at::where(tokens == kBad, bad(x, tokens != kBad), x) * weight[0];
   }
-  virtual at::Tensor bad(const at::Tensor& x) { return x; }
+  virtual at::Tensor bad(const at::Tensor& x, const at::Tensor& /*is_good*/) { return x; }
   at::Tensor weight;
 };
 class NanStageImpl : public StageImpl {
  public:
-  at::Tensor bad(const at::Tensor& x) override { return x * NAN; }
+  at::Tensor bad(const at::Tensor& x, const at::Tensor& /*is_good*/) override { return x * NAN; }
 };
 /// Finite, with a gradient that is not.
 class SteepStageImpl : public StageImpl {
  public:
-  at::Tensor bad(const at::Tensor& x) override { return (x - x.detach()).sqrt(); }
+  at::Tensor bad(const at::Tensor& x, const at::Tensor& is_good) override { return (x - x.detach() + is_good).sqrt(); }
 };
 
 template <class Second>
