@@ -48,8 +48,8 @@ std::string gloo_address(c10d::Store& store, const MeetingStore& met) {
 Meeting meet(const RendezvousOptions& options, const std::string& gpu, WaitTeller& teller) {
   if (options.world_size == 1) return {.store = make_in_process_store()};
   const bool tcp = options.init_method == "env://" || options.init_method.starts_with("tcp://");
-  TORCH_CHECK(tcp || options.init_method.starts_with("file://"), "unknown init method '", options.init_method,
-              "'; give env://, tcp://HOST:PORT or file:///PATH");
+  TORCH_CHECK_VALUE(tcp || options.init_method.starts_with("file://"), "unknown init method '", options.init_method,
+                    "'; give env://, tcp://HOST:PORT or file:///PATH");
   const StartDeadline deadline(options.timeout);
   const MeetingStore met = tcp ? make_tcp_store(options, deadline, teller) : make_file_store(options);
   met.store->setTimeout(options.timeout);

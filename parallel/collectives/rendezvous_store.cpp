@@ -31,22 +31,23 @@ struct Address {
 Address parse_address(const RendezvousOptions& options) {
   Address address{options.master_addr, options.master_port};
   if (options.init_method == "env://") {
-    TORCH_CHECK(!address.host.empty(), "init method env:// needs MASTER_ADDR and MASTER_PORT: start the ranks with ",
-                "`megashard launch` or torchrun, or give tcp://HOST:PORT");
+    TORCH_CHECK_VALUE(!address.host.empty(),
+                      "init method env:// needs MASTER_ADDR and MASTER_PORT: start the ranks with ",
+                      "`megashard launch` or torchrun, or give tcp://HOST:PORT");
   } else {
     const std::string rest = options.init_method.substr(std::string("tcp://").size());
     const size_t colon = rest.rfind(':');
-    TORCH_CHECK(colon != std::string::npos && colon > 0, "init method '", options.init_method,
-                "' should read tcp://HOST:PORT");
+    TORCH_CHECK_VALUE(colon != std::string::npos && colon > 0, "init method '", options.init_method,
+                      "' should read tcp://HOST:PORT");
     address.host = rest.substr(0, colon);
     const char* end = rest.data() + rest.size();
     const auto parsed = std::from_chars(rest.data() + colon + 1, end, address.port);
-    TORCH_CHECK(parsed.ec == std::errc() && parsed.ptr == end, "init method '", options.init_method,
-                "' should read tcp://HOST:PORT, and '", rest.substr(colon + 1), "' is no port");
+    TORCH_CHECK_VALUE(parsed.ec == std::errc() && parsed.ptr == end, "init method '", options.init_method,
+                      "' should read tcp://HOST:PORT, and '", rest.substr(colon + 1), "' is no port");
     if (address.host.front() == '[') address.host = address.host.substr(1, address.host.size() - 2);  // IPv6
   }
-  TORCH_CHECK(0 < address.port && address.port < 65536, "port ", address.port,
-              " of the master is not between 1 and 65535 (--master-port or MASTER_PORT)");
+  TORCH_CHECK_VALUE(0 < address.port && address.port < 65536, "port ", address.port,
+                    " of the master is not between 1 and 65535 (--master-port or MASTER_PORT)");
   return address;
 }
 

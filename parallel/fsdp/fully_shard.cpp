@@ -15,17 +15,17 @@ using torch::nn::Module;
 HookedModule& seam_of(Module& module) {
   auto* hooked = dynamic_cast<HookedModule*>(&module);
   const auto name = detail::demangled_class_name(typeid(module).name());
-  TORCH_CHECK(name.find("ModuleList") == std::string::npos && name.find("ModuleDict") == std::string::npos,
-              "fully_shard does not take containers without a forward (", name, "): pass their modules");
-  TORCH_CHECK(hooked != nullptr, "fully_shard needs a module that runs hooks, and ", name,
-              " has none: make it a Hooked<", name,
-              "Impl> (parallel/fsdp/hooked_module.h), or derive a model from MultiModalModule");
+  TORCH_CHECK_VALUE(name.find("ModuleList") == std::string::npos && name.find("ModuleDict") == std::string::npos,
+                    "fully_shard does not take containers without a forward (", name, "): pass their modules");
+  TORCH_CHECK_VALUE(hooked != nullptr, "fully_shard needs a module that runs hooks, and ", name,
+                    " has none: make it a Hooked<", name,
+                    "Impl> (parallel/fsdp/hooked_module.h), or derive a model from MultiModalModule");
   return *hooked;
 }
 
 struct Managed {
   std::vector<std::pair<std::string, at::Tensor>> parameters;  // by path from the passed module; each tensor once
-  std::vector<std::pair<std::string, at::Tensor>> buffers;
+  std::vector<at::Tensor> buffers;
 };
 
 /// States of a module and of its submodules that no earlier call manages.
@@ -42,7 +42,7 @@ void collect(const std::string& path, const Module& module, const FullyShardOpti
     managed.parameters.emplace_back(prefix + item.key(), parameter);
   }
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {
-    if (item.value().defined()) managed.buffers.emplace_back(item.key(), item.value());
+    if (item.value().defined()) managed.buffers.push_back(item.value());
   }
   for (const auto& item : module.named_children()) {
     if (fsdp_state(*item.value()) == nullptr) {
@@ -51,32 +51,45 @@ void collect(const std::string& path, const Module& module, const FullyShardOpti
   }
 }
 
-void check_parameter(const std::string& name, const at::Tensor& parameter) {
-  if (const auto* owner = find_fsdp_param(parameter)) {
-    TORCH_CHECK(false, "parameters '", owner->name(), "' and '", name,
-                "' are one tensor in two groups: tied weights must lie in one group (leave both ends to the root, or "
-                "pass both modules to one fully_shard call), or be untied (--untie-embeddings-and-output-weights)");
+/// Whether the unit that has the parameter is a module around one of these.
+bool is_around(const FsdpParam& param, std::span<Module* const> modules) {
+  for (const Module* outer : param.group()->state()->modules()) {
+    for (const auto& inner : outer->modules(/*include_self=*/false)) {
+      if (std::ranges::find(modules, inner.get()) != modules.end()) return true;
+    }
   }
-  TORCH_CHECK(parameter.dim() > 0, "parameter '", name,
-              "' is a scalar: fully_shard needs a dimension to shard. Change '", name,
-              "' to a 1-D tensor with numel equal to 1");
-  TORCH_CHECK(parameter.is_contiguous(), "parameter '", name, "' is not contiguous (sizes ", parameter.sizes(),
-              ", strides ", parameter.strides(),
-              "): fully_shard needs contiguous parameters; assign a contiguous copy");
-  TORCH_CHECK(
+  return false;
+}
+
+void check_parameter(const std::string& name, const at::Tensor& parameter, std::span<Module* const> modules) {
+  if (const auto* owner = find_fsdp_param(parameter)) {
+    TORCH_CHECK_VALUE(!is_around(*owner, modules), "parameter '", name, "' is '", owner->name(),
+                      "' of a module around this one, which fully_shard took before: call it on inner modules first, "
+                      "and on the whole model last");
+    TORCH_CHECK_VALUE(
+        false, "parameters '", owner->name(), "' and '", name,
+        "' are one tensor in two groups: tied weights must lie in one group (leave both ends to the root, or "
+        "pass both modules to one fully_shard call), or be untied (--untie-embeddings-and-output-weights)");
+  }
+  TORCH_CHECK_VALUE(parameter.dim() > 0, "parameter '", name,
+                    "' is a scalar: fully_shard needs a dimension to shard. Change '", name,
+                    "' to a 1-D tensor with numel equal to 1");
+  TORCH_CHECK_VALUE(parameter.is_contiguous(), "parameter '", name, "' is not contiguous (sizes ", parameter.sizes(),
+                    ", strides ", parameter.strides(),
+                    "): fully_shard needs contiguous parameters; assign a contiguous copy");
+  TORCH_CHECK_VALUE(
       parameter.is_meta() || parameter.storage().use_count() == 1, "parameter '", name,
       "' shares its memory with another tensor (a view kept since construction, or a weight tied by set_data), which "
       "would go on using the unsharded values: drop the view, or tie by registering one tensor in both modules");
-  TORCH_CHECK(
+  TORCH_CHECK_VALUE(
       !parameter.grad().defined(), "parameter '", name,
       "' has a gradient already: call fully_shard before the first backward, and make the optimizer afterwards");
 }
 
 /// On the mesh's device and, if asked for, in the buffers' dtype.
-void place_buffer(const std::string& name, const at::Tensor& buffer, const FullyShardOptions& options) {
+void place_buffer(const at::Tensor& buffer, const FullyShardOptions& options) {
   if (buffer.is_meta()) return;
-  const bool casts = options.mixed_precision.buffer_dtype && buffer.is_floating_point() && name != "running_mean" &&
-                     name != "running_var";
+  const bool casts = options.mixed_precision.buffer_dtype && buffer.is_floating_point();
   const auto dtype = casts ? *options.mixed_precision.buffer_dtype : buffer.scalar_type();
   const auto device = options.mesh->device();
   if (buffer.device() != device || buffer.scalar_type() != dtype) buffer.set_data(buffer.detach().to(device, dtype));
@@ -84,8 +97,9 @@ void place_buffer(const std::string& name, const at::Tensor& buffer, const Fully
 
 void check_reshard(ReshardAfterForward& reshard, int ranks) {
   if (reshard.kind != ReshardAfterForward::Kind::kTo) return;
-  TORCH_CHECK(reshard.ranks >= 1 && reshard.ranks <= ranks && ranks % reshard.ranks == 0, "reshard_after_forward is ",
-              reshard.ranks, ", which does not divide the ", ranks, " ranks that shard the parameters");
+  TORCH_CHECK_VALUE(reshard.ranks >= 1 && reshard.ranks <= ranks && ranks % reshard.ranks == 0,
+                    "reshard_after_forward is ", reshard.ranks, ", which does not divide the ", ranks,
+                    " ranks that shard the parameters");
   if (reshard.ranks == 1) {
     TORCH_WARN("reshard_after_forward=1 keeps the parameters gathered: the same as false");
     reshard = false;
@@ -101,16 +115,16 @@ void check_dtypes(const MixedPrecisionPolicy& policy) {
                                                                           {"grad_dtype", policy.grad_dtype},
                                                                           {"buffer_dtype", policy.buffer_dtype}};
   for (const auto& [name, dtype] : fields) {
-    TORCH_CHECK(!dtype || at::isFloatingType(*dtype), "MixedPrecisionPolicy.", name, " is ", *dtype,
-                ", which is not a floating dtype: take bfloat16, float16 or float32");
+    TORCH_CHECK_VALUE(!dtype || at::isFloatingType(*dtype), "MixedPrecisionPolicy.", name, " is ", *dtype,
+                      ", which is not a floating dtype: take bfloat16, float16 or float32");
   }
 }
 
 ShardLayout layout_of(const DeviceMeshPtr& shared) {
   const DeviceMesh& mesh = *shared;
-  TORCH_CHECK(mesh.ndim() == 1 || mesh.ndim() == 2, "fully_shard expects a 1-D or 2-D DeviceMesh, got ", mesh.ndim(),
-              "-D");
-  TORCH_CHECK(mesh.ndim() == 1 || mesh.dim_names().size() == 2, "HSDP needs a 2-D mesh with dimension names");
+  TORCH_CHECK_VALUE(mesh.ndim() == 1 || mesh.ndim() == 2, "fully_shard expects a 1-D or 2-D DeviceMesh, got ",
+                    mesh.ndim(), "-D");
+  TORCH_CHECK_VALUE(mesh.ndim() == 1 || mesh.dim_names().size() == 2, "HSDP needs a 2-D mesh with dimension names");
   if (mesh.ndim() == 1) return {shared, mesh.group(0), nullptr};
   return {shared, mesh.group(1), mesh.size(0) > 1 ? mesh.group(0) : nullptr};
 }
@@ -135,8 +149,8 @@ std::vector<MeshPart> split_by_mesh(const std::vector<std::pair<std::string, at:
   for (const auto& entry : parameters) {
     DeviceMeshPtr mesh = options.shard_placement_fn ? options.shard_placement_fn(entry.second).mesh : nullptr;
     if (mesh == nullptr) mesh = options.mesh;
-    TORCH_CHECK(mesh->device() == options.mesh->device(), "parameter '", entry.first, "' has a mesh of ",
-                mesh->device(), ", its module one of ", options.mesh->device(), ": they must be of one device");
+    TORCH_CHECK_VALUE(mesh->device() == options.mesh->device(), "parameter '", entry.first, "' has a mesh of ",
+                      mesh->device(), ", its module one of ", options.mesh->device(), ": they must be of one device");
     auto found =
         std::find_if(parts.begin(), parts.end(), [&](const MeshPart& part) { return part.layout.mesh == mesh; });
     if (found == parts.end()) found = parts.insert(parts.end(), part_of(mesh, options));
@@ -160,25 +174,25 @@ void fully_shard(Module& module, const ProcessGroupPtr& group, FullyShardOptions
 }
 
 void fully_shard(std::span<Module* const> modules, const FullyShardOptions& options) {
-  TORCH_CHECK(!modules.empty(), "fully_shard needs at least one module");
-  TORCH_CHECK(options.mesh != nullptr, "fully_shard needs options.mesh, a 1-D or 2-D DeviceMesh");
+  TORCH_CHECK_VALUE(!modules.empty(), "fully_shard needs at least one module");
+  TORCH_CHECK_VALUE(options.mesh != nullptr, "fully_shard needs options.mesh, a 1-D or 2-D DeviceMesh");
   check_dtypes(options.mixed_precision);
   Managed managed;
   std::unordered_set<const Module*> visited;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (size_t i = 0; i < modules.size(); ++i) {
-    TORCH_CHECK(seam_of(*modules[i]).forward_hooks() == nullptr, "fully_shard was applied twice to a ",
-                seam_of(*modules[i]).class_name());
+    TORCH_CHECK_VALUE(seam_of(*modules[i]).forward_hooks() == nullptr, "fully_shard was applied twice to a ",
+                      seam_of(*modules[i]).class_name());
     collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], options, visited, seen, managed);
   }
-  for (const auto& [name, parameter] : managed.parameters) check_parameter(name, parameter);
+  for (const auto& [name, parameter] : managed.parameters) check_parameter(name, parameter, modules);
   const auto parts = split_by_mesh(managed.parameters, options);  // throws before anything changes
 
   const auto state = std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()),
                                                  options.mixed_precision, options.mesh->device());
   for (const auto& part : parts)
     state->add_group(std::make_unique<FsdpParamGroup>(part.parameters, part.layout, part.options));
-  for (const auto& [name, buffer] : managed.buffers) place_buffer(name, buffer, options);
+  for (const auto& buffer : managed.buffers) place_buffer(buffer, options);
   state->register_hooks();
 }
 

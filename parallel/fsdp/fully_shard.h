@@ -28,9 +28,8 @@ struct MixedPrecisionPolicy {
   /// dtype is not cast to param_dtype. Unset: param_dtype before, the stored dtype after. Ours: PyTorch has none in
   /// 2.11; later ones take each parameter's Tensor.grad_dtype.
   std::optional<at::ScalarType> grad_dtype{};
-  /// Floating buffers are cast to it by fully_shard, except running statistics (running_mean,
-  /// running_var), which lose too much in 16 bits. Unset: buffers are never cast, as by FSDP2. Of FSDP1's
-  /// MixedPrecision.
+  /// Floating buffers are cast to it by fully_shard, running statistics (running_mean, running_var) too, which lose
+  /// small updates in 16 bits. Unset: buffers are never cast, as by FSDP2. Of FSDP1's MixedPrecision.
   std::optional<at::ScalarType> buffer_dtype{};
 
   bool operator==(const MixedPrecisionPolicy&) const = default;

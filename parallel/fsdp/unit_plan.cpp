@@ -220,7 +220,7 @@ class Regrouping {
 }  // namespace
 
 UnitPlan unit_plan_of(const Module& root) {
-  const auto of_root = root_state(root);
+  const auto of_root = fsdp_state(root);
   UnitPlan plan;
   std::unordered_map<const FsdpState*, size_t> places;
   size_t forward = 0, backward = 0;

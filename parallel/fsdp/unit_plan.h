@@ -20,7 +20,7 @@ struct UnitPlan {
   bool operator==(const UnitPlan&) const = default;
 };
 
-/// As the model is grouped now. `root` is under fully_shard.
+/// As the model is grouped now. `root` itself is none of the units.
 UnitPlan unit_plan_of(const torch::nn::Module& root);
 
 /// Groups the parameters of a model under fully_shard anew, between steps: what is computed stays the same, bit for bit

@@ -53,6 +53,8 @@ class FsdpParamGroup : public GroupControls {
   FsdpParams take_params();  ///< sharded, with no gradients on their way
   const std::string& name() const { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }
+  const FsdpState* state() const { return state_; }  ///< that has it
+  void set_state(const FsdpState* state) { state_ = state; }
   const ShardLayout& layout() const { return layout_; }
   const MixedPrecisionPolicy& policy() const { return policy_; }
   ShardedState sharded_state() const { return sharded_state_; }
@@ -109,6 +111,7 @@ class FsdpParamGroup : public GroupControls {
   void assign_grads_on(const c10::Stream& stream);
 
   std::string name_;
+  const FsdpState* state_ = nullptr;
   ShardLayout layout_;
   MixedPrecisionPolicy policy_;
   UnusedParameters unused_;

@@ -65,6 +65,7 @@ void FsdpState::register_hooks() {
 }
 
 void FsdpState::add_group(std::unique_ptr<FsdpParamGroup> group) {
+  group->set_state(this);
   groups_.push_back(std::move(group));
   name_group(groups_.size() - 1);  // by the module's class, until a root gives it a path
 }

@@ -74,6 +74,15 @@ TEST(FullyShardTraining, test_shared_params_separate_fsdp_groups_error) {
   });
 }
 
+TEST(FullyShardTraining, AUnitInsideOneThatIsThereIsNoTie) {
+  run_ranks(1, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    fully_shard(chain.root, {.mesh = flat_mesh(world)});
+    const std::string message = message_of([&] { fully_shard(*chain.units[0], {.mesh = flat_mesh(world)}); });
+    contains(message, "of a module around this one, which fully_shard took before: call it on inner modules first");
+  });
+}
+
 TEST(FullyShardTraining, test_layer_by_layer_shard_no_false_positive) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     for (int i = 0; i < 20; ++i) {  // each is gone before the next, whose tensors take its places
