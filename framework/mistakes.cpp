@@ -1,8 +1,12 @@
 #include "framework/mistakes.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cctype>
 #include <utility>
+
+#include "parallel/collectives/agreement.h"
 
 namespace megashard {
 
@@ -26,7 +30,9 @@ std::string told(const std::vector<std::string>& messages) {
 
 bool is_of_flag(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_'; }
 
-bool names(const std::string& message, const std::string& flag) {
+}  // namespace
+
+bool names_flag(const std::string& message, const std::string& flag) {
   for (auto at = message.find(flag); at != message.npos; at = message.find(flag, at + 1)) {
     const auto end = at + flag.size();
     const bool begins = at == 0 || !is_of_flag(message[at - 1]);
@@ -35,10 +41,16 @@ bool names(const std::string& message, const std::string& flag) {
   return false;
 }
 
-}  // namespace
-
 UsageErrors::UsageErrors(std::vector<std::string> messages)
     : UsageError(told(sorted(messages))), messages_(sorted(std::move(messages))) {}
+
+void value_errors_are_mistakes(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const c10::ValueError& error) {
+    throw UsageError(error_text(error));
+  }
+}
 
 void Mistakes::add(const std::string& message, const std::vector<std::string>& flags) {
   messages_.push_back(message);
@@ -59,7 +71,7 @@ bool Mistakes::attempt(const std::function<void()>& step, const std::vector<std:
 
 bool Mistakes::require(bool condition, const std::string& message) {
   const bool follows =
-      std::any_of(flags_.begin(), flags_.end(), [&](const std::string& flag) { return names(message, flag); });
+      std::any_of(flags_.begin(), flags_.end(), [&](const std::string& flag) { return names_flag(message, flag); });
   if (!condition && !follows) messages_.push_back(message);
   return condition;
 }

@@ -20,6 +20,12 @@ class UsageErrors : public UsageError {
   std::vector<std::string> messages_;
 };
 
+/// Runs `work`; a c10::ValueError of it, which says that what was given is wrong, becomes a UsageError.
+void value_errors_are_mistakes(const std::function<void()>& work);
+
+/// Whether the message has that flag as a word.
+bool names_flag(const std::string& message, const std::string& flag);
+
 /// Collects mistakes in flags and configuration files, so that one run tells them all.
 class Mistakes {
  public:

@@ -164,10 +164,13 @@ void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink)
     throw UsageError("--use-checkpoint-args and --hf-model " + *arguments.hf_model +
                      " both say what the model is; leave one out.");
   }
-  const auto step = find_step(resolve_best_step(*arguments.load), nullptr,
-                              {.ckpt_step = arguments.ckpt_step,
-                               .depth = VerifyDepth::kSizes,  // the ranks read the rest together
-                               .further_damage = damage_of_args});
+  std::optional<CheckpointStep> step;
+  value_errors_are_mistakes([&] {
+    step = find_step(resolve_best_step(*arguments.load), nullptr,
+                     {.ckpt_step = arguments.ckpt_step,
+                      .depth = VerifyDepth::kSizes,  // the ranks read the rest together
+                      .further_damage = damage_of_args});
+  });
   if (!step) {
     sink(Severity::kNotice,
          "--use-checkpoint-args: " + *arguments.load + " holds no checkpoint yet, so the flags count.");

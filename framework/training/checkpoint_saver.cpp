@@ -7,7 +7,7 @@
 
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/gather_values.h"
-#include "framework/diagnostics.h"
+#include "framework/mistakes.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/routed_process_group.h"
@@ -38,7 +38,7 @@ CheckpointSaver::CheckpointSaver(TrainingState& state, ProcessGroupPtr group, Sa
 void CheckpointSaver::check() {
   if (!state_.arguments.save) return;
   std::string warning;
-  all_or_throw(group_, [&] { warning = check_save_format(state_); });
+  value_errors_are_mistakes([&] { all_or_throw(group_, [&] { warning = check_save_format(state_); }); });
   if (!warning.empty()) warn_(warning);
   saving_group_ = make_saving_group(group_, "saves");
 }

@@ -36,10 +36,10 @@ ShardedTensors checked_state_dict(MegatronModule& model) {
   for (const auto& [name, kind] : loaded) {
     if (kinds.count(name) == 0) differences += "; " + name + " " + kind + " is not saved";
   }
-  TORCH_CHECK(differences.empty(),
-              "the model's state_dict_for_save_checkpoint() and state_dict() must hold the same tensors, or the "
-              "checkpoint could not be loaded",
-              differences);
+  TORCH_CHECK_VALUE(differences.empty(),
+                    "the model's state_dict_for_save_checkpoint() and state_dict() must hold the same tensors, or the "
+                    "checkpoint could not be loaded",
+                    differences);
   return saved;
 }
 
