@@ -137,12 +137,31 @@ Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness, co
   return parse_fsdp2_config(read_configuration(path, "--fsdp2-config-path"), path, strictness, sink, log);
 }
 
+std::string key_in_file(const Fsdp2Config& config, const std::string& key) {
+  using Names = std::map<std::string, std::string>;
+  static const Names roll = {{"sharding_size", "fsdp_size"},
+                             {"offload_to_cpu", "offload_policy"},
+                             {"num_to_forward_prefetch", "forward_prefetch"},
+                             {"expert_parallel_size", "ep_size"},
+                             {"expert_fully_shard_parallel_size", "efsdp_size"}};
+  static const Names native = {{"sharding_size", "fully_shard_parallel_size"},
+                               {"offload_to_cpu", "cpu_offload"},
+                               {"sub_modules_to_wrap", "fsdp_plan.apply_modules"},
+                               {"recompute_modules", "recompute_plan.apply_modules"},
+                               {"moe_modules", "ep_plan.apply_modules"}};
+  static const Names none;
+  const Names& names = config.wrap_policy ? roll : config.native_patterns ? native : none;
+  const auto found = names.find(key);
+  return found == names.end() ? key : found->second;
+}
+
 int shard_group_size(const Fsdp2Config& config, int world_size) {
   if (!config.sharding_size) return world_size;
   const int ranks = *config.sharding_size;
   if (world_size % ranks != 0) {
-    throw UsageError("World size " + std::to_string(world_size) + " must be divisible by sharding_size " +
-                     std::to_string(ranks) + "; change sharding_size in the FSDP2 file (auto: all ranks) or the " +
+    const std::string key = key_in_file(config, "sharding_size");
+    throw UsageError("World size " + std::to_string(world_size) + " must be divisible by " + key + " " +
+                     std::to_string(ranks) + "; change " + key + " in the FSDP2 file (auto: all ranks) or the " +
                      "number of ranks.");
   }
   return ranks;

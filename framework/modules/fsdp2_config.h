@@ -81,6 +81,10 @@ Fsdp2Config load_fsdp2_config(const std::string& path, Strictness strictness, co
 Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& source, Strictness strictness,
                                const DiagnosticSink& sink, std::vector<KeyNote>* log = nullptr);
 
+/// What a key of MindSpeed-MM's form is called in the file that the configuration was read from: ROLL's strategy_config
+/// and MindSpeed's native route have names of their own. "offload_to_cpu" -> "offload_policy"
+std::string key_in_file(const Fsdp2Config& config, const std::string& key);
+
 /// Ranks of one shard group for a data parallel world (context parallel ranks included). Throws
 /// UsageError when they do not divide the world.
 int shard_group_size(const Fsdp2Config& config, int world_size);

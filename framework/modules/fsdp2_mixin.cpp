@@ -6,11 +6,10 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "framework/mistakes.h"
 #include "framework/modules/fsdp2_controls.h"
 #include "framework/modules/sharding_checks.h"
 #include "framework/modules/wrap_policy.h"
-#include "framework/recompute/activation_offload.h"
-#include "framework/recompute/recompute.h"
 #include "parallel/collectives/device_mesh.h"
 
 namespace megashard {
@@ -27,10 +26,10 @@ std::vector<NamedModule> in_tree_order(const torch::nn::Module& root, const std:
   return ordered;
 }
 
-HookedModule& hooked_module(const NamedModule& named, const char* key) {
-  auto* hooked = dynamic_cast<HookedModule*>(named.module);
-  TORCH_CHECK(hooked != nullptr, key, " names '", named.path, "', which runs no hooks: make it a Hooked<M>");
-  return *hooked;
+/// Why the file asks for all ranks to share the parameters.
+std::string why_all(const Fsdp2Config& config) {
+  if (config.wrap_policy) return "fsdp_size is 1 or less, absent, or all ranks, as in ROLL";
+  return key_in_file(config, "sharding_size") + " is auto, null or absent; 1 would replicate";
 }
 
 }  // namespace
@@ -43,6 +42,7 @@ torch::nn::Module& FSDP2Mixin::module() {
 }
 
 void FSDP2Mixin::fully_shard(ShardingRequest request) {
+  translate_patterns(module(), megatron_paths(), request.config, request.sink);
   check_patterns(module(), request.config, request.strictness);
   _pre_fully_shard(std::move(request));
   _init_tp_model();
@@ -50,9 +50,13 @@ void FSDP2Mixin::fully_shard(ShardingRequest request) {
   check_moe_modules();
   check_ignored_modules();
   set_shard_placements();
-  _fully_shard();
+  value_errors_are_mistakes([this] { _fully_shard(); });
   const auto& config = request_.config;
-  detail::set_communication(module(), config, options_.mesh->device().is_cpu());
+  const bool on_cpu = options_.mesh->device().is_cpu();
+  detail::warn_of_whole_parameters(module(), options_.ignored_parameters, request_.sink);
+  detail::check_output_dtype(module(), in_tree_order(module(), wrapped_), options_.mixed_precision);
+  if (on_cpu) detail::check_batch_norms(module(), options_.mixed_precision);
+  detail::set_communication(module(), config, on_cpu);
   detail::gather_in_fp8(module(), config, select(config.fp8_all_gather_modules, "fp8_all_gather_modules"),
                         request_.sink);
   if (request_.unit_plan) detail::regroup(module(), *request_.unit_plan);
@@ -81,9 +85,7 @@ void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
   if (request_.sink) {
     request_.sink(Severity::kNotice, "FSDP2: parameters are sharded over " + std::to_string(shard) + " ranks" +
                                          (replicas > 1 ? ", " + std::to_string(replicas) + " replicas" : "") +
-                                         (config.sharding_size ? ""
-                                                               : " (all of them: sharding_size is auto, null or "
-                                                                 "absent; 1 would replicate)"));
+                                         (config.sharding_size ? "" : " (all of them: " + why_all(config) + ")"));
   }
   for (const auto& ignored : select(config.ignored_modules, "ignored_modules")) {
     for (auto& parameter : ignored.module->parameters()) {
@@ -184,10 +186,9 @@ void FSDP2Mixin::make_copies_equal() {
     group.broadcast(first, 0).wait();
     if (!first.is_same(values)) values.copy_(first);
   };
-  for (const at::Tensor& parameter : options_.ignored_parameters)
-    take_first(parameter.detach(), *request_.process_group);
   for (const at::Tensor& parameter : module().parameters()) {
     const ShardedTensor view = sharded_view(parameter);
+    if (!is_sharded(parameter) && view.is_replicated()) take_first(parameter.detach(), *request_.process_group);
     const bool has_replicas =
         !view.is_replicated() && view.mesh->ndim() > 1 && view.placements[0] == Placement::replicate();
     if (has_replicas) take_first(view.local.detach(), *view.mesh->group(0));
@@ -198,8 +199,12 @@ void FSDP2Mixin::_fully_shard() {
   set_recompute_modules_to_wrap();
   set_activation_offload();
   set_fullyshard_modules_to_wrap();
-  megashard::fully_shard(module(), options_);
+  shard_root();
   set_modules_to_prefetch(request_.config.num_to_forward_prefetch, request_.config.num_to_backward_prefetch);
+}
+
+void FSDP2Mixin::shard_root() {
+  if (!is_fsdp_module(module())) megashard::fully_shard(module(), options_);
 }
 
 void FSDP2Mixin::_post_fully_shard() {
@@ -233,76 +238,21 @@ void FSDP2Mixin::to_empty_if_needed(c10::Device device) {
 
 std::vector<NamedModule> FSDP2Mixin::select(const std::vector<std::string>& patterns, const std::string& key) {
   if (patterns.empty()) return {};
+  const std::string name = key_in_file(request_.config, key);
   const auto selection = request_.config.native_patterns
-                             ? select_modules_natively(module(), patterns, key)
-                             : select_modules(module(), patterns, key, request_.strictness, request_.sink);
+                             ? select_modules_natively(module(), patterns, name)
+                             : select_modules(module(), patterns, name, request_.strictness, request_.sink);
   for (const auto& match : selection.matches) {
-    if (request_.sink) request_.sink(Severity::kNotice, "FSDP2: " + key + ": " + describe_match(match));
+    if (request_.sink) request_.sink(Severity::kNotice, "FSDP2: " + name + ": " + describe_match(match));
   }
   return selection.modules;
-}
-
-std::vector<NamedModule> FSDP2Mixin::select_parts(const std::vector<std::string>& parts, std::optional<int64_t> layers,
-                                                  const std::string& flag) {
-  std::vector<NamedModule> modules;
-  for (const auto& part : parts) {
-    const auto patterns = patterns_of_part(part);
-    const std::string name = dynamic_cast<const HookedModule&>(module()).class_name();
-    require(!patterns.empty(), flag + ": " + name + " has no " + part + ".");
-    for (auto& each : select(patterns, flag + " " + part)) modules.push_back(std::move(each));
-  }
-  const auto count = static_cast<int64_t>(modules.size());
-  require(!layers || *layers <= count, flag + " wants " + std::to_string(layers.value_or(0)) + " layers of " +
-                                           std::to_string(count) + "; give less.");
-  if (layers) modules.resize(static_cast<size_t>(*layers));
-  return modules;
-}
-
-void FSDP2Mixin::set_recompute_modules_to_wrap() {
-  const auto& plan = request_.activations;
-  const auto& in_file = request_.config.recompute_modules;
-  require(plan.recompute.empty() || in_file.empty(),
-          "--recompute-granularity and recompute_modules in the FSDP2 file exclude each "
-          "other; keep one.");
-  require(request_.config.recompute_save_ops.empty() || !in_file.empty(),
-          "recompute_save_ops in the FSDP2 file needs recompute_modules there.");
-  recompute_matching(in_file);
-  const auto parts = select_parts(plan.recompute, plan.recompute_layers, "--recompute-granularity");
-  RecomputeOptions options;
-  options.use_reentrant = plan.recompute_reentrant;
-  for (const auto& part : parts) recompute(hooked_module(part, "--recompute-granularity"), options);
-}
-
-void FSDP2Mixin::recompute_matching(const std::vector<std::string>& patterns) {
-  RecomputeOptions options;
-  options.use_reentrant = request_.config.use_reentrant;
-  options.save_outputs_of = request_.config.recompute_save_ops;
-  for (const auto& each : select(patterns, "recompute_modules"))
-    recompute(hooked_module(each, "recompute_modules"), options);
-}
-
-void FSDP2Mixin::set_activation_offload() {
-  const auto& plan = request_.activations;
-  const auto& in_file = request_.config.offload_modules;
-  require(plan.offload.empty() || in_file.empty(),
-          "offload flags and offload_modules in the FSDP2 file exclude each other; keep one.");
-  auto modules = select_parts(plan.offload, plan.offload_layers, "activation offload");
-  for (auto& each : select(in_file, "offload_modules")) modules.push_back(std::move(each));
-  if (modules.empty()) return;
-  if (options_.mesh->device().is_cpu() && request_.sink) {
-    request_.sink(Severity::kWarning, "activations are offloaded to the memory where they are: on CPUs this costs time "
-                                      "and memory, and is good for tests only");
-  }
-  ActivationOffload offload(
-      {.min_elements = in_file.empty() ? plan.min_offloaded_elements : request_.config.min_offloaded_tensor_size});
-  for (const auto& each : modules) offload.add(hooked_module(each, "activation offload"));
 }
 
 void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
   const auto& policy = request_.config.wrap_policy;
   if (!policy) {
     shard_matching(request_.config.sub_modules_to_wrap.value_or(default_modules_to_wrap()));
-    return;
+    return shard_root();
   }
   const auto layers = policy->layer_classes ? select_classes(module(), *policy->layer_classes,
                                                              "transformer_layer_cls_to_wrap", request_.sink)
@@ -315,6 +265,7 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
   }
   std::erase_if(groups, [&](const NamedModule& each) { return experts.contains(each.module); });
   shard_modules(groups);
+  shard_root();
 }
 
 void FSDP2Mixin::shard_matching(const std::vector<std::string>& patterns) {
@@ -326,10 +277,11 @@ void FSDP2Mixin::shard_matching(const std::vector<std::string>& patterns) {
 }
 
 void FSDP2Mixin::shard_modules(const std::vector<NamedModule>& modules) {
-  wrapped_ = in_tree_order(module(), modules);
-  detail::check_output_dtype(module(), wrapped_, options_.mixed_precision);
+  const auto ordered = in_tree_order(module(), modules);
+  wrapped_.insert(wrapped_.end(), ordered.begin(), ordered.end());
   // Pre-order backwards has children before their parents.
-  for (auto each = wrapped_.rbegin(); each != wrapped_.rend(); ++each) {
+  for (auto each = ordered.rbegin(); each != ordered.rend(); ++each) {
+    detail::hooked_module(*each, key_in_file(request_.config, "sub_modules_to_wrap"));
     auto options = options_;
     auto& cast = options.mixed_precision.cast_forward_inputs;
     cast = cast_forward_inputs(*each).value_or(cast);
@@ -338,13 +290,16 @@ void FSDP2Mixin::shard_modules(const std::vector<NamedModule>& modules) {
 }
 
 void FSDP2Mixin::set_modules_to_prefetch(int forward, int backward) {
-  const auto count = static_cast<int>(wrapped_.size());
+  const auto modules = module().named_modules("", /*include_self=*/false);
+  std::vector<torch::nn::Module*> units;  // the first module of each
+  for (const auto& unit : unit_plan_of(module()).units) units.push_back(modules[unit.front()].get());
+  const auto count = static_cast<int>(units.size());
   for (int i = 0; i < count; ++i) {
     std::vector<torch::nn::Module*> next, previous;
-    for (int step = 1; step <= forward && i + step < count; ++step) next.push_back(wrapped_[i + step].module);
-    for (int step = 1; step <= backward && i - step >= 0; ++step) previous.push_back(wrapped_[i - step].module);
-    if (!next.empty()) set_modules_to_forward_prefetch(*wrapped_[i].module, next);
-    if (!previous.empty()) set_modules_to_backward_prefetch(*wrapped_[i].module, previous);
+    for (int step = 1; step <= forward && i + step < count; ++step) next.push_back(units[i + step]);
+    for (int step = 1; step <= backward && i - step >= 0; ++step) previous.push_back(units[i - step]);
+    if (!next.empty()) set_modules_to_forward_prefetch(*units[i], next);
+    if (!previous.empty()) set_modules_to_backward_prefetch(*units[i], previous);
   }
 }
 

@@ -56,8 +56,9 @@ class FSDP2Mixin {
   virtual void _init_tp_model();
   /// Experts on several ranks; throws if the file asks for them, unless the model has its own.
   virtual void _init_ep_model();
-  /// Recompute, wrapped modules bottom-up, the root, prefetch. A model with other ideas overrides
-  /// it and calls the steps below, and fully_shard(model, options()).
+  /// set_recompute_modules_to_wrap, set_activation_offload, set_fullyshard_modules_to_wrap, the root where that has
+  /// left it out, set_modules_to_prefetch. A model with other ideas overrides it, and calls those of these steps that
+  /// it wants, and megashard::fully_shard, the model itself last: what is in no unit by then is told.
   virtual void _fully_shard();
   /// Models constructed under a tape: materialises each rank's rows, then post_meta_init().
   virtual void _post_fully_shard();
@@ -71,13 +72,14 @@ class FSDP2Mixin {
   /// Activation offload of the file's offload_modules and of the flags'. After recompute: around
   /// it.
   void set_activation_offload();
-  /// fully_shard of the file's sub_modules_to_wrap, or where it has none of default_modules_to_wrap().
+  /// fully_shard of the file's sub_modules_to_wrap, or where it has none of default_modules_to_wrap(), and then of the
+  /// model itself. An override may leave the latter to _fully_shard.
   virtual void set_fullyshard_modules_to_wrap();
   /// fully_shard of each match, children before parents.
   void shard_matching(const std::vector<std::string>& patterns);
   void shard_modules(const std::vector<NamedModule>& modules);
-  /// Each wrapped module gathers the next `forward` ones ahead, in backward the previous
-  /// `backward`.
+  /// Each unit gathers the next `forward` ones ahead, in backward the previous `backward`: all but the root, whichever
+  /// call of fully_shard made them, in the order of the model.
   virtual void set_modules_to_prefetch(int forward, int backward);
   /// Patterns used where the file has no sub_modules_to_wrap (_no_split_modules in transformers).
   virtual std::vector<std::string> default_modules_to_wrap() const { return {}; }
@@ -85,6 +87,10 @@ class FSDP2Mixin {
   /// Whether inputs of a wrapped module are cast to param_dtype (ROLL's
   /// _fsdp2_cast_forward_inputs); unset: as the file says.
   virtual std::optional<bool> cast_forward_inputs(const NamedModule& /*each*/) const { return std::nullopt; }
+
+  /// Where modules of Megatron's layout are in this model, for patterns of the FSDP2 file: {"decoder.layers",
+  /// "model.layers"}. The first that begins a pattern counts.
+  virtual OtherPaths megatron_paths() const { return {}; }
 
   /// Patterns of the model's parts by Megatron's names for recompute and offload flags (see
   /// ActivationPlan); none: the model does not have it.
@@ -100,6 +106,7 @@ class FSDP2Mixin {
 
  private:
   torch::nn::Module& module();
+  void shard_root();  ///< unless it is under fully_shard already
   void check_moe_modules();
   void check_ignored_modules();
   /// After everything has said where it wants parameters.
@@ -115,7 +122,7 @@ class FSDP2Mixin {
   ShardingRequest request_;
   FullyShardOptions options_;
   detail::ShardPlacements placements_;
-  std::vector<NamedModule> wrapped_;  // in the order of the model
+  std::vector<NamedModule> wrapped_;  // by shard_modules, so with the file's policy
 };
 
 }  // namespace megashard

@@ -232,6 +232,17 @@ class Selector {
   bool complained_ = false;
 };
 
+/// f(key, patterns) of every list of the file that has some.
+template <class Config, class F>
+void visit_patterns(Config& config, F f) {
+  if (config.sub_modules_to_wrap) f("sub_modules_to_wrap", *config.sub_modules_to_wrap);
+  f("ignored_modules", config.ignored_modules);
+  f("recompute_modules", config.recompute_modules);
+  f("offload_modules", config.offload_modules);
+  f("moe_modules", config.moe_modules);
+  f("fp8_all_gather_modules", config.fp8_all_gather_modules);
+}
+
 }  // namespace
 
 bool matches_native_pattern(std::string_view pattern, std::string_view path) {
@@ -289,27 +300,44 @@ ModuleSelection select_modules(const torch::nn::Module& model, const std::vector
   return std::move(selector).result();
 }
 
+void translate_patterns(const torch::nn::Module& model, const OtherPaths& paths, Fsdp2Config& config,
+                        const DiagnosticSink& sink) {
+  const auto children = model.named_children();
+  const auto translate = [&](const std::string& key, std::string& pattern) {
+    if (children.contains(pattern.substr(0, pattern.find('.')))) return;
+    for (const auto& [theirs, ours] : paths) {
+      const auto rest = pattern.starts_with(theirs) ? pattern.substr(theirs.size()) : "-";
+      if (!rest.empty() && rest.front() != '.') continue;
+      if (sink) {
+        sink(Severity::kNotice,
+             "FSDP2: " + key_in_file(config, key) + ": " + pattern + " is " + ours + rest + " in this model");
+      }
+      pattern = ours + rest;
+      return;
+    }
+  };
+  visit_patterns(config, [&](const std::string& key, std::vector<std::string>& patterns) {
+    for (auto& pattern : patterns) translate(key, pattern);
+  });
+  for (auto& [pattern, dim] : config.shard_placement.dims) translate("shard_placement", pattern);
+}
+
 void check_patterns(const torch::nn::Module& model, const Fsdp2Config& config, Strictness strictness) {
   Mistakes mistakes;
   const auto quiet = [](Severity, const std::string&) {};
-  const auto check = [&](const std::vector<std::string>& patterns, const std::string& key) {
+  const auto check = [&](const std::string& key, const std::vector<std::string>& patterns) {
     for (const auto& pattern : patterns) {
       mistakes.attempt([&] {
         if (config.native_patterns) {
-          select_modules_natively(model, {pattern}, key);
+          select_modules_natively(model, {pattern}, key_in_file(config, key));
         } else {
           select_modules(model, {pattern}, key, strictness, quiet);
         }
       });
     }
   };
-  check(config.sub_modules_to_wrap.value_or(std::vector<std::string>{}), "sub_modules_to_wrap");
-  check(config.ignored_modules, "ignored_modules");
-  check(config.recompute_modules, "recompute_modules");
-  check(config.offload_modules, "offload_modules");
-  check(config.moe_modules, "moe_modules");
-  check(config.fp8_all_gather_modules, "fp8_all_gather_modules");
-  for (const auto& [pattern, dim] : config.shard_placement.dims) check({pattern}, "shard_placement");
+  visit_patterns(config, check);
+  for (const auto& [pattern, dim] : config.shard_placement.dims) check("shard_placement", {pattern});
   mistakes.throw_if_any();
 }
 

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "framework/modules/fsdp2_config.h"
@@ -45,6 +46,14 @@ ModuleSelection select_modules_natively(const torch::nn::Module& model, const st
 /// name, or thrown when strict.
 ModuleSelection select_modules(const torch::nn::Module& model, const std::vector<std::string>& patterns,
                                const std::string& key, Strictness strictness, const DiagnosticSink& sink);
+
+/// A module's path in another layout, and here.
+using OtherPaths = std::vector<std::pair<std::string, std::string>>;
+
+/// Gives patterns of the file that begin with one of the other paths ours; the first match counts. A pattern whose
+/// first word is a child of the model stays. `sink` is told.
+void translate_patterns(const torch::nn::Module& model, const OtherPaths& paths, Fsdp2Config& config,
+                        const DiagnosticSink& sink);
 
 /// Throws UsageErrors with all that select_modules would throw for the file's patterns, of all
 /// keys.

@@ -1,5 +1,8 @@
 #include "framework/modules/sharding_checks.h"
 
+#include <torch/nn/modules/batchnorm.h>
+
+#include <algorithm>
 #include <unordered_set>
 
 #include "framework/arguments/typed_text.h"
@@ -8,6 +11,20 @@ namespace megashard::detail {
 namespace {
 
 constexpr size_t kNamed = 3;  // parameters in one message
+
+/// "a.weight, b.weight, c.weight and 2 more"
+std::string first_names(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < std::min(kNamed, names.size()); ++i) text += (i == 0 ? "" : ", ") + names[i];
+  return names.size() > kNamed ? text + " and " + std::to_string(names.size() - kNamed) + " more" : text;
+}
+
+bool is_batch_norm(const torch::nn::Module& module) {
+  using namespace torch::nn;
+  return dynamic_cast<const BatchNorm1dImpl*>(&module) != nullptr ||
+         dynamic_cast<const BatchNorm2dImpl*>(&module) != nullptr ||
+         dynamic_cast<const BatchNorm3dImpl*>(&module) != nullptr;
+}
 
 std::string name_of(at::ScalarType dtype) {
   for (const char* name : {"fp16", "bf16", "fp32", "fp64"}) {
@@ -26,9 +43,10 @@ Clash find_clash(const torch::nn::Module& model, const std::vector<NamedModule>&
                  const MixedPrecisionPolicy& policy) {
   const bool casts = policy.param_dtype && policy.cast_forward_inputs;
   std::unordered_set<const torch::nn::Module*> inside;  // modules that get what they need
-  for (const NamedModule& each : wrapped) {
-    if (!casts && each.module != wrapped.front().module) continue;
-    for (const auto& part : each.module->modules()) inside.insert(part.get());
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    const torch::nn::Module& module = *item.value();
+    if (&module != wrapped.front().module && !(casts && is_fsdp_module(module))) continue;
+    for (const auto& part : module.modules()) inside.insert(part.get());
   }
   bool behind = false;
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
@@ -45,11 +63,18 @@ Clash find_clash(const torch::nn::Module& model, const std::vector<NamedModule>&
 
 }  // namespace
 
+HookedModule& hooked_module(const NamedModule& named, const std::string& key) {
+  auto* hooked = dynamic_cast<HookedModule*>(named.module);
+  require(hooked != nullptr, key + " names '" + named.path + "', which runs no hooks: make it a Hooked<M>.");
+  return *hooked;
+}
+
 void warn_of_keys_without_effect(const Fsdp2Config& config, bool on_cpu, const DiagnosticSink& sink) {
   if (!sink) return;
   const Fsdp2Config defaults;
-  const auto warn = [&sink](bool changed, const std::string& key, const std::string& why) {
-    if (changed) sink(Severity::kWarning, "FSDP2: " + key + " has no effect: " + why + "; leave it out");
+  const auto warn = [&](bool changed, const std::string& key, const std::string& why) {
+    if (changed)
+      sink(Severity::kWarning, "FSDP2: " + key_in_file(config, key) + " has no effect: " + why + "; leave it out");
   };
   const auto& dtypes = config.mixed_precision;
   warn(config.align_fsdp_param_groups, "align_fsdp_param_groups", "every parameter keeps its own place in the buffers");
@@ -96,24 +121,56 @@ void check_output_dtype(const torch::nn::Module& model, const std::vector<NamedM
                    remedy + ", or leave output_dtype out.");
 }
 
+void check_batch_norms(const torch::nn::Module& model, const MixedPrecisionPolicy& policy) {
+  if (!policy.param_dtype) return;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    const auto weights = item.value()->named_parameters(/*recurse=*/false);
+    const auto statistics = item.value()->named_buffers(/*recurse=*/false);
+    const auto* mean = statistics.find("running_mean");
+    if (!is_batch_norm(*item.value()) || weights.is_empty() || mean == nullptr || !mean->defined()) continue;
+    if (!is_sharded(weights.front().value()) || mean->scalar_type() == *policy.param_dtype) continue;
+    const std::string computed = name_of(*policy.param_dtype);
+    throw UsageError("param_dtype: " + computed + " in the FSDP2 file does not go with " + item.key() +
+                     ", a batch norm whose running statistics are in " + name_of(mean->scalar_type()) +
+                     ": on a CPU it takes weights and statistics of one dtype only; give buffer_dtype: " + computed +
+                     " as well, or name it in ignored_modules.");
+  }
+}
+
+void warn_of_whole_parameters(const torch::nn::Module& model, const std::vector<at::Tensor>& ignored,
+                              const DiagnosticSink& sink) {
+  if (!sink) return;
+  std::vector<std::string> names;
+  for (const auto& item : model.named_parameters()) {
+    const bool is_ignored =
+        std::ranges::any_of(ignored, [&](const at::Tensor& each) { return each.is_same(item.value()); });
+    if (!is_ignored && !is_sharded(item.value())) names.push_back(item.key());
+  }
+  if (names.empty()) return;
+  const bool one = names.size() == 1;
+  sink(Severity::kWarning, "FSDP2: " + std::to_string(names.size()) + (one ? " parameter is" : " parameters are") +
+                               " in no unit (" + first_names(names) + "): every rank holds " + (one ? "it" : "them") +
+                               " whole, with the optimizer's state; end _fully_shard with fully_shard(*this, "
+                               "options()), which takes what is left");
+}
+
 void check_ignored_parameters(const NamedParameters& ignored, const Fsdp2Config& config, int ranks,
                               const DiagnosticSink& sink) {
-  std::string names;
-  size_t trained = 0, of_other_dtype = 0;
+  std::vector<std::string> trained;
+  size_t of_other_dtype = 0;
   for (const auto& [name, parameter] : ignored) {
     const auto& dtype = config.mixed_precision.param_dtype;
     if (dtype && parameter.is_floating_point() && parameter.scalar_type() != *dtype) ++of_other_dtype;
-    if (parameter.requires_grad() && ++trained <= kNamed) names += (names.empty() ? "" : ", ") + name;
+    if (parameter.requires_grad()) trained.push_back(name);
   }
   if (of_other_dtype > 0 && sink) {
     sink(Severity::kWarning, "FSDP2: ignored_modules keep the dtype of their parameters, which is not "
                              "param_dtype: such a module must cast its inputs itself");
   }
-  if (trained > kNamed) names += " and " + std::to_string(trained - kNamed) + " more";
-  require(trained == 0 || ranks == 1 || config.ignored_modules_replicated,
-          "ignored_modules of the FSDP2 file leaves " + std::to_string(trained) +
-              (trained == 1 ? " trainable parameter" : " trainable parameters") + " out of every reduction (" + names +
-              "), so each of the " + std::to_string(ranks) +
+  require(trained.empty() || ranks == 1 || config.ignored_modules_replicated,
+          "ignored_modules of the FSDP2 file leaves " + std::to_string(trained.size()) +
+              (trained.size() == 1 ? " trainable parameter" : " trainable parameters") + " out of every reduction (" +
+              first_names(trained) + "), so each of the " + std::to_string(ranks) +
               " ranks would train its own copy; give ignored_modules_replicated: true, which "
               "averages their gradients, freeze them, or do not ignore them.");
 }

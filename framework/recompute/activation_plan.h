@@ -15,6 +15,7 @@ namespace megashard {
 struct ActivationPlan {
   std::vector<std::string> recompute{};
   std::optional<int64_t> recompute_layers{};  ///< of "layer", the first so many; unset: all
+  bool recompute_towers = false;              ///< those layers of vision towers too that are trained
   bool recompute_reentrant = false;
   std::vector<std::string> offload{};
   std::optional<int64_t> offload_layers{};  ///< of "layer"; less than there are

@@ -124,26 +124,6 @@ void apply_files(Arguments& arguments, const DiagnosticSink& sink) {
   arguments.load.reset();
 }
 
-const std::map<std::string, std::string>& names_of_megatron_modules() {
-  static const std::map<std::string, std::string> names = {
-      {"image_encoder", "model.visual"},
-      {"text_decoder.embedding", "model.language_model.embed_tokens"},
-      {"text_decoder.rotary_pos_emb", "model.language_model.rotary_emb"},
-      {"text_decoder.decoder.layers", "model.language_model.layers"},
-      {"text_decoder.decoder.final_layernorm", "model.language_model.norm"},
-      {"text_decoder.output_layer", "lm_head"}};
-  return names;
-}
-
-void rename(std::vector<std::string>& patterns) {
-  for (auto& pattern : patterns) {
-    for (const auto& [theirs, ours] : names_of_megatron_modules()) {
-      const auto rest = pattern.starts_with(theirs) ? pattern.substr(theirs.size()) : "-";
-      if (rest.empty() || rest.front() == '.') pattern = ours + rest;
-    }
-  }
-}
-
 nlohmann::ordered_json config_json(const Arguments& arguments) {
   std::ifstream file(*arguments.hf_model + "/config.json");
   return nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
@@ -212,9 +192,6 @@ void apply_mindspeed(MindSpeedRun& run, Arguments& arguments, int64_t world_size
 }
 
 void apply_mindspeed(const MindSpeedRun& run, Fsdp2Config& config) {
-  if (config.sub_modules_to_wrap) rename(*config.sub_modules_to_wrap);
-  rename(config.ignored_modules);
-  rename(config.recompute_modules);
   const auto* model = find_mindspeed_model(run.model_id);
   const bool own = !run.is_native && model != nullptr && model->always_recomputes;
   if (config.recompute_modules.empty() && own) {

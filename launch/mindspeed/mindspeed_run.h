@@ -51,7 +51,7 @@ bool is_native_configuration(const std::string& path);
 void apply_mindspeed(MindSpeedRun& run, Arguments& arguments, int64_t world_size,
                      const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink, Mistakes& mistakes);
 
-/// What the model section says about the sharding; modules by our names.
+/// What the model section says about the sharding.
 void apply_mindspeed(const MindSpeedRun& run, Fsdp2Config& config);
 
 /// Contradictions between the model section and config.json of --hf-model. Throws UsageErrors.

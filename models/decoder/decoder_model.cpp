@@ -185,6 +185,20 @@ std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, c
   return {list + ".{" + c10::Join(",", layers) + "}.mlp"};
 }
 
+OtherPaths decoder_megatron_paths(const std::string& stack) {
+  OtherPaths paths;
+  for (const char* outer : {"text_decoder.", ""}) {
+    const std::string inside = outer;
+    paths.insert(paths.end(), {{inside + "embedding.word_embeddings", stack + "embed_tokens"},
+                               {inside + "embedding", stack + "embed_tokens"},
+                               {inside + "rotary_pos_emb", stack + "rotary_emb"},
+                               {inside + "decoder.layers", stack + "layers"},
+                               {inside + "decoder.final_layernorm", stack + "norm"},
+                               {inside + "output_layer", "lm_head"}});
+  }
+  return paths;
+}
+
 std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part) const {
   return decoder_patterns_of_part(config_, "model.layers", part);
 }

@@ -62,6 +62,9 @@ at::Tensor logits_or_losses(const DecoderConfig& config, const at::Tensor& state
 /// path of its layers.
 std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, const std::string& list,
                                                   const std::string& part);
+/// Where Megatron's modules of a GPT, and of MindSpeed-MM's text_decoder, are (FSDP2Mixin::megatron_paths); `stack` is
+/// the path of the decoder with its dot.
+OtherPaths decoder_megatron_paths(const std::string& stack);
 double decoder_training_flops(const DecoderConfig& config, int64_t sequences, int64_t sequence_length);
 
 /// A causal language model: `model` and `lm_head`, which share one tensor where the configuration
@@ -88,6 +91,7 @@ class DecoderModel : public ExpertParallelModule, public PublishedWeights {
   }
   std::vector<std::string> default_modules_to_wrap() const override { return {"model.layers.{*}"}; }
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
+  OtherPaths megatron_paths() const override { return decoder_megatron_paths("model."); }
 
  private:
   DecoderConfig config_;

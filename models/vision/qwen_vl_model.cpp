@@ -196,7 +196,14 @@ std::vector<std::string> QwenVlModel::default_modules_to_wrap() const {
 }
 
 std::vector<std::string> QwenVlModel::patterns_of_part(const std::string& part) const {
+  if (part == "tower_layer") return {std::string(kTower) + "blocks.{*}"};
   return decoder_patterns_of_part(config_.text, kTextLayers, part);
+}
+
+OtherPaths QwenVlModel::megatron_paths() const {
+  OtherPaths paths = decoder_megatron_paths("model.language_model.");
+  paths.emplace_back("image_encoder", "model.visual");
+  return paths;
 }
 
 /// The tower computes its rotation in fp32: tables must not be cast on the way into its blocks.

@@ -74,7 +74,7 @@ class PlannedModel : public MultiModalModule, public FSDP2Mixin {
  protected:
   std::vector<std::string> default_modules_to_wrap() const override { return {"layers.{*}"}; }
   std::vector<std::string> patterns_of_part(const std::string& part) const override {
-    if (part == "mlp") return {"layers.{*}.mlp"};
+    if (part == "mlp" || part == "tower_layer") return {"layers.{*}.mlp"};
     return FSDP2Mixin::patterns_of_part(part);
   }
 };
@@ -85,8 +85,10 @@ struct Step {
   std::string told;
 };
 
-Step run(const ProcessGroupPtr& world, const Fsdp2Config& config, const ActivationPlan& plan) {
+Step run(const ProcessGroupPtr& world, const Fsdp2Config& config, const ActivationPlan& plan,
+         const std::vector<std::string>& frozen = {}) {
   PlannedModel model;
+  freeze_parameters(model, frozen);
   CollectedDiagnostics told;
   model.FSDP2Mixin::fully_shard({.process_group = world, .config = config, .sink = told.sink(), .activations = plan});
   Batch input;
@@ -119,6 +121,10 @@ TEST(Fsdp2Mixin, FlagsAndFileChooseWhatIsRecomputedAndOffloaded) {
     check({}, {.recompute = {"layer"}}, twice, twice);
     check({}, {.recompute = {"layer"}, .recompute_layers = 2}, {2, 2, 1}, {2, 2, 1});
     check({}, {.recompute = {"mlp"}}, once, twice);
+    EXPECT_THAT(check({}, {.recompute_towers = true}, once, twice), HasSubstr("recompute: also 3 layers of the tower"));
+    EXPECT_EQ(run(world, {}, {.recompute_towers = true}, {"layers.1.mlp"}).mlp_runs, (std::vector<int>{2, 1, 2}));
+    EXPECT_THAT(run(world, {}, {.recompute_towers = true}, {"layers.0.m", "layers.1.m", "layers.2.mlp.linear.w"}).told,
+                HasSubstr("also 1 layers of the tower (layers.2.mlp .. layers.2.mlp)"));
     const auto told = check({}, {.offload = {"layer"}, .offload_layers = 2, .min_offloaded_elements = 1}, once, once);
     EXPECT_THAT(told, HasSubstr("activation offload layer: layers.{*} -> 3 modules"));
     EXPECT_EQ(told.find("on CPUs this costs time and memory") != told.npos, world->device().is_cpu());

@@ -146,20 +146,6 @@ TEST_F(MindSpeed, SectionsStandBesideGptArgs) {
   EXPECT_THAT(config.offload_modules, ElementsAre("model.language_model.layers.{*}"));
 }
 
-TEST_F(MindSpeed, ModulesOfMegatronsLayoutHaveOurNames) {
-  MindSpeedRun run;
-  run.model_id = "qwen2_5vl";
-  Fsdp2Config config;
-  config.sub_modules_to_wrap = {
-      {"text_decoder.output_layer", "text_decoder.embedding", "text_decoder.decoder.layers.{*}", "image_encoders"}};
-  config.ignored_modules = {"image_encoder"};
-  apply_mindspeed(run, config);
-  EXPECT_THAT(*config.sub_modules_to_wrap, ElementsAre("lm_head", "model.language_model.embed_tokens",
-                                                       "model.language_model.layers.{*}", "image_encoders"));
-  EXPECT_THAT(config.ignored_modules, ElementsAre("model.visual"));
-  EXPECT_THAT(config.recompute_modules, IsEmpty());
-}
-
 TEST_F(MindSpeed, TheNativeFileMeansTheSameBothWays) {
   const auto file = write("native.yaml", std::string(kNative) + "data:" + kData);
   const auto flag = apply({"--fsdp2-config-path", file});
