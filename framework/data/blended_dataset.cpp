@@ -142,6 +142,10 @@ std::string BlendedDataset::parts_of(int64_t index) const {
   return datasets_[dataset]->parts_of(sample_index_[static_cast<size_t>(index)]);
 }
 
+bool BlendedDataset::has_labels() const {
+  return std::ranges::any_of(datasets_, [](const auto& each) { return each->has_labels(); });
+}
+
 void BlendedDataset::add_facts(int64_t samples, DatasetFacts& facts) const {
   const double share = static_cast<double>(samples) / static_cast<double>(size());
   for (size_t i = 0; i < datasets_.size(); ++i) {

@@ -25,6 +25,7 @@ class BlendedDataset : public SampleDataset {
   Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const override;
   const std::string& source_of(int64_t index) const override;
   std::string parts_of(int64_t index) const override;
+  bool has_labels() const override;
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
 
  private:

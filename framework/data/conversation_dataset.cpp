@@ -129,6 +129,12 @@ int64_t ConversationSet::tokens_of(int64_t sample) const {
   return sample_ends_[at] - (at == 0 ? 0 : sample_ends_[at - 1]);
 }
 
+bool ConversationSet::has_labels(int64_t sample) const {
+  const uint8_t* end = loss_mask_.const_data_ptr<uint8_t>() + sample_ends_[static_cast<size_t>(sample)];
+  const int64_t tokens = tokens_of(sample);
+  return tokens > 1 && std::any_of(end - tokens + 1, end, [](uint8_t mask) { return mask != 0; });
+}
+
 ConversationSet::Sample ConversationSet::sample(int64_t sample) const {
   const auto at = static_cast<size_t>(sample);
   const int64_t count = tokens_of(sample), first_token = sample_ends_[at] - count;
@@ -260,6 +266,13 @@ std::span<const int64_t> ConversationDataset::numbers_of(int64_t index) const {
 
 std::string ConversationDataset::parts_of(int64_t index) const {
   return numbered_parts("conversation", numbers_of(index));
+}
+
+bool ConversationDataset::has_labels() const {
+  for (int64_t i = first_; i < last_; ++i) {
+    if (set_->has_labels(i)) return true;
+  }
+  return false;
 }
 
 void ConversationDataset::add_facts(int64_t samples, DatasetFacts& facts) const {

@@ -42,6 +42,7 @@ class ConversationSet {
   };
   int64_t size() const { return static_cast<int64_t>(sample_ends_.size()); }
   int64_t tokens_of(int64_t sample) const;
+  bool has_labels(int64_t sample) const;  ///< loss_mask is not 0 behind the first token
   Sample sample(int64_t sample) const;
   const std::string& prefix() const { return prefix_; }
 
@@ -79,6 +80,7 @@ class ConversationDataset : public SampleDataset {
   Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const override;
   const std::string& source_of(int64_t /*index*/) const override { return set_->prefix(); }
   std::string parts_of(int64_t index) const override;
+  bool has_labels() const override;
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
   /// Of sample `index`, one behind the other.
   std::vector<ConversationSet::Sample> conversations(int64_t index) const;

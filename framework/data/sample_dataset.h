@@ -65,6 +65,8 @@ class SampleDataset {
   virtual const std::string& source_of(int64_t index) const = 0;
   /// What sample `index` is cut from, for messages: "documents 3, 17"; empty: nobody knows.
   virtual std::string parts_of(int64_t /*index*/) const { return ""; }
+  /// Whether any token of it is learnt.
+  virtual bool has_labels() const { return true; }
   /// Adds what the first `samples` samples are cut from.
   virtual void add_facts(int64_t samples, DatasetFacts& facts) const = 0;
 

@@ -18,7 +18,7 @@ double number(int64_t count) { return static_cast<double>(count); }
 
 double mean_loss(const StepInterval& interval) {
   if (interval.losses > 0) return interval.loss_sum / number(interval.losses);
-  return interval.steps > interval.skipped_steps ? std::nan("") : 0;
+  return interval.steps > interval.skipped_steps + interval.unlearnt_steps ? std::nan("") : 0;
 }
 
 /// Losses of 0 or less are left out, as in Megatron; NaN is shown.
@@ -45,7 +45,10 @@ Result measured(Report report, std::string_view key);
 /// behind them. The log line begins with its time and "iteration N/N", which is no metric.
 constexpr Metric kMetrics[] = {
     {.key = "step", .is_whole = true, .value = [](Report r) -> Result { return number(r.iteration); }},
-    {.key = "loss", .tag = "lm loss", .by_samples = true, .value = [](Report r) -> Result { return r.step.loss; }},
+    {.key = "loss",
+     .tag = "lm loss",
+     .by_samples = true,
+     .value = [](Report r) -> Result { return shown_if(r.step.has_loss, r.step.loss); }},
     {.key = "grad_norm",
      .tag = "grad-norm",
      .by_samples = true,

@@ -19,6 +19,7 @@ struct HostMeasures {
 struct StepSummary {
   double loss = 0;                      ///< mean over the tokens of the global batch
   double tokens = 0;                    ///< whose loss_mask is not 0
+  bool has_loss = true;                 ///< false: there are none
   double grad_norm = 0;                 ///< before clipping; no number where the step was skipped
   bool skipped = false;                 ///< by the loss scaling: the gradients had overflowed
   std::optional<double> loss_scale{};   ///< after the step; unset: losses are not scaled
@@ -35,7 +36,8 @@ struct StepInterval {
   int64_t steps = 0;
   int64_t samples = 0;
   int64_t skipped_steps = 0;
-  int64_t nan_steps = 0;  ///< whose loss is no number
+  int64_t nan_steps = 0;       ///< whose loss is no number
+  int64_t unlearnt_steps = 0;  ///< in which no token was learnt
   double seconds = 0;
 };
 

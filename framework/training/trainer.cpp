@@ -161,6 +161,10 @@ void Trainer::build_data() {
   ask_for_samples(arguments_, train_iters_, state_.iteration, data_options_);
   callbacks_.print_on_first_rank("> building train, validation, and test datasets ...");
   splits_ = build_datasets(data_options_);
+  require(splits_.train == nullptr || splits_.train->has_labels(),
+          "the training data has nothing to learn: in " +
+              (splits_.train == nullptr ? "" : splits_.train->source_of(0)) +
+              " every label is masked; prepare it again so that answers are learnt (docs/data.md).");
   if (splits_.train) train_loader_ = make_loader(splits_.train, arguments_.consumed_train_samples);
   print_data();
   callbacks_.print_on_first_rank(datetime_line("after dataloaders are built", log_time_now()));
@@ -340,6 +344,8 @@ TrainingEnd Trainer::interrupted() {
 
 TrainingEnd Trainer::end_of(TrainingEnd how) {
   constexpr const char* kNames[] = {"done", "exited", "interrupted"};
+  if (unlearnt_steps_ > 0 && callbacks_.sink)
+    callbacks_.sink(Severity::kWarning, unlearnt_steps_line(unlearnt_steps_, steps_read_));
   if (events_) events_->end(kNames[static_cast<size_t>(how)], state_.iteration);
   return how;
 }

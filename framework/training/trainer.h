@@ -165,10 +165,11 @@ class Trainer {
   std::vector<int64_t> unread_batches_;  // sizes of the global batches of numbers_
   StepSummary last_read_;
   Heard heard_;
-  double last_lr_ = 0, last_seconds_ = 0;  // of the last step, which has used that rate
-  std::string weights_from_;               // the folder that the first weights were loaded from; or empty
-  bool has_stepped_ = false;               // in this run
-  bool has_reported_ = false;              // a step of this run
+  double last_lr_ = 0, last_seconds_ = 0;        // of the last step, which has used that rate
+  std::string weights_from_;                     // the folder that the first weights were loaded from; or empty
+  int64_t steps_read_ = 0, unlearnt_steps_ = 0;  // of this run; of the latter every label is masked
+  bool has_stepped_ = false;                     // in this run
+  bool has_reported_ = false;                    // a step of this run
   StopRequest stop_ = StopRequest::kNone;
   bool in_evaluation_ = false;      // where stop_ was heard of
   bool told_of_metrics_ = false;    // that some could not be written

@@ -57,7 +57,8 @@ StepSummary Trainer::summarise(const StepOfRanks& step) {
     reduce_metrics(summary.measures, of_rank.host.measures);
     add_to(summary.router_losses, of_rank.router_losses, 1.0 / static_cast<double>(step.size()));
   }
-  summary.loss = summary.tokens == 0 ? 0 : loss_sum / summary.tokens;
+  summary.has_loss = summary.tokens > 0;
+  summary.loss = summary.has_loss ? loss_sum / summary.tokens : 0;
   const RankNumbers& mine = step[static_cast<size_t>(group_->rank())];
   summary.grad_norm = mine.grad_norm;
   if (scaler_ == nullptr) return summary;
@@ -82,8 +83,13 @@ void Trainer::read_steps() {
                     ", and the loss is finite: lower the learning rate, or look at the batch and the "
                     "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
     }
+    ++steps_read_;
+    if (!last_read_.has_loss) {
+      ++interval_.unlearnt_steps;
+      if (unlearnt_steps_++ == 0 && callbacks_.sink) callbacks_.sink(Severity::kWarning, unlearnt_batch_line());
+    }
     const bool is_number = std::isfinite(last_read_.loss);
-    if (is_number && !last_read_.skipped) {
+    if (is_number && last_read_.has_loss && !last_read_.skipped) {
       interval_.loss_sum += last_read_.loss;
       ++interval_.losses;
       add_to(interval_.router_loss_sums, last_read_.router_losses, 1);
@@ -199,10 +205,14 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   }
   in_evaluation_ = stop_ != StopRequest::kNone;
   if (in_evaluation_) return std::nullopt;
-  const double loss = summarise(sums).loss;
-  print_on_last_rank(evaluation_log_lines(where, {{"lm loss", loss}}));
+  const StepSummary summary = summarise(sums);
+  if (summary.has_loss) {
+    print_on_last_rank(evaluation_log_lines(where, {{"lm loss", summary.loss}}));
+  } else if (callbacks_.sink) {
+    callbacks_.sink(Severity::kWarning, "no validation loss at " + where + ": every label of its batches is masked");
+  }
   if (timers_) print_on_last_rank(timers_->tell(StepPart::kEvaluate));
-  return loss;
+  return summary.has_loss ? std::optional(summary.loss) : std::nullopt;
 }
 
 }  // namespace megashard

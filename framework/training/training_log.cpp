@@ -100,6 +100,17 @@ std::string interruption_line(const Interruption& interruption) {
   return where + "iteration " + std::to_string(*saved_step) + " is saved in " + *save + "; go on with --load " + *save;
 }
 
+std::string unlearnt_batch_line() {
+  return "every label of this iteration's batch is masked: nothing is learnt from it, and it has no loss; how many "
+         "such "
+         "iterations there are is told at the end";
+}
+
+std::string unlearnt_steps_line(int64_t unlearnt, int64_t steps) {
+  return "nothing was learnt in " + std::to_string(unlearnt) + " of the " + std::to_string(steps) +
+         " iterations of this run: every label of their batches is masked";
+}
+
 std::string exit_line(int64_t iteration, const std::string& time) {
   return datetime_line("exiting program at iteration " + std::to_string(iteration), time);
 }

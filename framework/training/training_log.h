@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "framework/training/metrics.h"
 #include "framework/arguments/logging_arguments.h"
+#include "framework/training/metrics.h"
 
 namespace megashard {
 
@@ -51,6 +51,10 @@ struct Interruption {
   std::optional<int64_t> saved_step{};  ///< the last one in that folder
 };
 std::string interruption_line(const Interruption& interruption);
+
+// Steps in which every label is masked.
+std::string unlearnt_batch_line();  ///< at the first one
+std::string unlearnt_steps_line(int64_t unlearnt, int64_t steps);
 
 // Checkpoints.
 std::string saving_line(int64_t iteration, const std::string& directory, const std::string& format);

@@ -24,8 +24,9 @@ std::vector<std::pair<std::string, bool>> status_fields(const StepReport& report
   const auto add = [&](const std::string& text, bool alarms = false) { fields.emplace_back(text, alarms); };
   add("step " + std::to_string(report.iteration) + "/" + std::to_string(report.train_iters));
   add("ETA " + duration_text(step_seconds * static_cast<double>(report.train_iters - report.iteration)));
-  add("loss " + (std::isfinite(report.step.loss) ? short_number(report.step.loss) : "is no number"),
-      !std::isfinite(report.step.loss));
+  const auto& step = report.step;
+  add(step.has_loss ? "loss " + (std::isfinite(step.loss) ? short_number(step.loss) : "is no number") : "no loss",
+      !std::isfinite(step.loss));
   if (const auto speed = number_in(report, "tokens_per_s")) add(short_number(*speed) + " tokens/s");
   if (const auto mfu = number_in(report, "mfu")) add("MFU " + percent_text(*mfu));
   if (const auto bytes = number_in(report, "peak_memory_bytes")) add(byte_text(*bytes));

@@ -37,6 +37,7 @@ def folder(tmp_path_factory):
     (path / "sees").mkdir()
     (path / "sees" / "config.json").write_text(json.dumps(VISION))
     write_conversations(path / "chats")
+    write_conversations(path / "masked", learnt=0)
     write_conversations(path / "beyond", tokens=(3, 50, 50, 4, 60, 2))
     write_conversations(path / "places", tokens=(3, 50, 50, 4, 50, 2))
     write_conversations(path / "larger", grid=(1, 4, 4))

@@ -116,6 +116,8 @@ FLAGS = {
 SEES = ["launch", "-n", "2", "--", "pretrain", "--hf-model", "{folder}/sees", "--from-scratch", "--seq-length", "16",
         *LOOP, *RATE, *ALL_TRAINING, "--data-path"]
 CASES |= {
+    "conversations in which nothing is learnt": ([*SEES, "{folder}/masked"], USAGE,
+                                                 "masked every label is masked; prepare it again so that answers"),
     "a conversation's token beyond the vocabulary": ([*SEES, "{folder}/beyond"], FAILURE,
                                                      'beyond" holds token 60 (in sample'),
     "a picture that the model cannot merge": ([*SEES, "{folder}/uneven"], FAILURE,

@@ -37,14 +37,14 @@ def write_tokens(prefix, token, documents=10):
     write_documents(prefix, [range(40)] + (documents - 1) * [40 * [token]], code=4)
 
 
-def write_conversations(prefix, tokens=(3, 50, 50, 4, 1, 2), grid=(1, 2, 4), width=24):
-    """A set of two alike: a question with places (50) for a picture of zeros, and an answer."""
+def write_conversations(prefix, tokens=(3, 50, 50, 4, 1, 2), grid=(1, 2, 4), width=24, learnt=1):
+    """A set of two alike: a question with places (50) for a picture of zeros, and an answer, learnt or not."""
     from conversation_writer import Pictures, Sample, Writer
 
     writer = Writer(str(prefix), [], [])
     for _ in range(2):
-        writer.add(Sample(tokens, bytes([0, 0, 0, 0, 1, 1]), Pictures([grid], bytes(4 * width * math.prod(grid)),
-                                                                      width)))
+        writer.add(Sample(tokens, bytes([0, 0, 0, 0, learnt, learnt]),
+                          Pictures([grid], bytes(4 * width * math.prod(grid)), width)))
     writer.finish()
 
 

@@ -13,6 +13,7 @@
 #include <ranges>
 #include <set>
 
+#include "framework/data/blended_dataset.h"
 #include "framework/data/build_datasets.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/framework/data/token_files.h"
@@ -71,6 +72,20 @@ class ConversationSets : public ::testing::Test {
   TemporaryFolder folder_;
   std::map<std::string, at::Tensor> entries_;
 };
+
+TEST_F(ConversationSets, LabelsAreThoseBehindTheFirstToken) {
+  entries_["loss_mask"] = whole_numbers({1, 0, 0, 0, 0, 0, 1, 1, 0}, at::kByte);
+  const auto one = dataset(8, std::nullopt);
+  EXPECT_TRUE(one->has_labels()) << "the second conversation's last token";
+  entries_["loss_mask"] = whole_numbers({1, 0, 0, 0, 1, 0, 0, 1, 0}, at::kByte);
+  const auto none = dataset(8, std::nullopt);
+  EXPECT_FALSE(none->has_labels()) << "first tokens are no labels";
+  const auto blend = [](auto... each) {
+    return BlendedDataset({each...}, std::vector<double>(sizeof...(each), 1), std::nullopt, "train").has_labels();
+  };
+  EXPECT_TRUE(blend(none, one));
+  EXPECT_FALSE(blend(none, none));
+}
 
 TEST_F(ConversationSets, BatchesOfTheLongestWithTheAnswersMask) {
   const auto set = dataset(8, 3);

@@ -52,10 +52,12 @@ std::string train(
   data.split = *arguments.split;
   data.seq_length = *arguments.seq_length;
   data.vocab_size = model.vocab_size();
+  data.eod_id = 7;
   run_fake_ranks(1, [&](const ProcessGroupPtr& world) {
     Trainer trainer(arguments, model, world, world->device(), data,
                     {.print_on_first_rank = print,
                      .print_on_last_rank = print,
+                     .sink = [&print](Severity, const std::string& warning) { print(warning); },
                      .stop_request = stop,
                      .peak_memory_bytes = [] { return int64_t{1}; },
                      .program_start = std::chrono::steady_clock::now() - running_for,
@@ -65,7 +67,13 @@ std::string train(
     if (said == nullptr) {
       trainer.train();
     } else {
-      *said = message_of([&] { trainer.train(); });
+      *said = message_of([&] {
+        try {
+          trainer.train();
+        } catch (const UsageError& error) {
+          throw std::runtime_error(std::string("usage: ") + error.what());
+        }
+      });
     }
   });
   return printed;
@@ -121,6 +129,46 @@ TEST(Trainer, LossesThatAreNoNumberAreCountedApart) {
                                "skipped iterations:   0 | number of nan iterations:   1 |"));
   arguments.log_interval = 3;
   EXPECT_THAT(train(arguments, one_line), AllOf(HasSubstr("3/       3 | consumed"), Not(HasSubstr("lm loss: NAN"))));
+}
+
+/// Its steps could not be loaded.
+struct Forgetful : OneWeight {
+  using OneWeight::OneWeight;
+  ShardedTensors state_dict_for_save_checkpoint() override { return {}; }
+};
+
+TEST(Trainer, AModelThatBreaksTheContractIsAMistakeOfTheUsers) {
+  auto arguments = small_run();
+  TemporaryFolder folder;
+  arguments.save = folder.path() + "/saved";
+  arguments.save_interval = 100;
+  Forgetful model(1, [](const at::Tensor& weight, int) { return weight * 2; });
+  std::string said;
+  train(arguments, model, &said);
+  EXPECT_THAT(said, HasSubstr("usage: the model's state_dict_for_save_checkpoint() and state_dict() must hold"));
+}
+
+TEST(Trainer, IterationsThatLearnNothingAreToldAndInNoMean) {
+  auto arguments = small_run();
+  arguments.eod_mask_loss = true;
+  arguments.eval_iters = 1;
+  arguments.save_best = true;
+  arguments.split = "80,20,0";
+  TemporaryFolder folder;
+  arguments.save = folder.path() + "/saved";
+  arguments.save_interval = 100;
+  const auto prefix = fresh_prefix("masked");
+  IndexedDatasetWriter writer(prefix, TokenType::kInt32);
+  for (int document = 0; document < 5; ++document) writer.add_document(std::vector<int64_t>(40, 7));
+  writer.finish();
+  arguments.data_path = {prefix};
+  OneWeight model(1, [](const at::Tensor& weight, int) { return weight * 2; });
+  const auto printed = train(arguments, model);
+  EXPECT_THAT(printed, HasSubstr("every label of this iteration's batch is masked: nothing is learnt from it"));
+  EXPECT_THAT(printed, HasSubstr("nothing was learnt in 3 of the 3 iterations of this run"));
+  EXPECT_THAT(printed, HasSubstr("no validation loss at iteration 3 on validation set: every label of"));
+  EXPECT_THAT(printed, Not(HasSubstr("lm loss")));
+  EXPECT_THAT(printed, Not(HasSubstr("best checkpoint")));
 }
 
 /// How often the hosts of all ranks wait for the simulated device in a training of so many steps
