@@ -63,6 +63,18 @@ FolderContent content_of(const std::string& folder) {
   return {};
 }
 
+FolderContent misplaced_checkpoint(const std::string& folder) {
+  using Kind = FolderContent::Kind;
+  const auto content = content_of(folder);
+  if (content.kind != Kind::kNothing || !is_directory(folder)) return content;
+  for (const auto& name : names_in(folder)) {
+    if (name.starts_with(".")) continue;
+    const auto below = content_of(folder + "/" + name);
+    if (below.kind == Kind::kStep || below.kind == Kind::kRun) return {below.kind, name + "/" + below.name};
+  }
+  return {};
+}
+
 std::string content_refusal(const std::string& folder, const std::string& flag, bool overwrite) {
   const auto content = overwrite ? FolderContent() : content_of(folder);
   const char* what = nullptr;

@@ -15,6 +15,10 @@ struct FolderContent {
 /// there. Throws when it cannot be listed.
 FolderContent content_of(const std::string& folder);
 
+/// A checkpoint in `folder`, which find_step finds none in, that has another shape: weights, a step without its name,
+/// or in a folder below, whose name stands before content.name ("dcp/.metadata"), a step or a run. kNothing: none.
+FolderContent misplaced_checkpoint(const std::string& folder);
+
 /// Why nothing is to be written into `folder`, which `flag` names: it holds weights, a step or a
 /// run, and `overwrite` (--overwrite) was not given. With the remedy; empty: nothing stands
 /// against it.

@@ -37,6 +37,7 @@ struct CheckpointArguments {
   std::optional<int64_t> save_retain_interval;  // multiples that stay
   bool save_best = false;                       // and keep the step with the lowest validation loss
   std::optional<std::string> load;
+  std::optional<std::string> resume_key;  // of a file, not of ours: names `load`, where a checkpoint must be
   bool no_save_optim = false;
   bool no_save_rng = false;
   bool no_load_optim = false;

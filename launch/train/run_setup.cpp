@@ -5,8 +5,10 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/find_step.h"
+#include "checkpoint/steps/folder_content.h"
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/gather_values.h"
 #include "framework/arguments/argument_validation.h"
@@ -23,6 +25,7 @@
 #include "framework/training/training_log.h"
 #include "launch/arguments/model_folder.h"
 #include "launch/output/status_line.h"
+#include "launch/roll/roll_keys.h"
 #include "launch/train/load_model_plugin.h"
 #include "models/float8/float8_layers.h"
 #include "models/hugging_face/load_hf_weights.h"
@@ -35,6 +38,8 @@
 
 namespace megashard {
 namespace {
+
+constexpr const char* kLoadFlag = "--load";
 
 Strictness strictness_of(const Arguments& arguments) {
   return arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
@@ -67,20 +72,57 @@ void take_expert_ranks(const Fsdp2Config& config, Arguments& arguments, const Di
   sink(Severity::kNotice, c10::str("FSDP2: expert_parallel_size: as --expert-model-parallel-size ", ranks));
 }
 
-/// --load without a checkpoint: refused where only its weights can be meant.
-void go_on_without_checkpoint(const Arguments& arguments, const DiagnosticSink& sink) {
-  const auto tracker = (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
+/// Why --load without a checkpoint is no fresh start; empty: it is one. Of the first rank.
+std::string start_refusal(const Arguments& arguments, const std::string& tracker, const std::string& key) {
+  using Kind = FolderContent::Kind;
+  const std::string& folder = *arguments.load;
+  const auto told = key + " " + folder + ": ";
+  const auto content = misplaced_checkpoint(folder);
+  const auto place = (std::filesystem::path(folder) / content.name).parent_path().string();
+  switch (content.kind) {
+    case Kind::kWeights:
+      return told + "it holds weights (" + content.name +
+             "), and no checkpoint of a training; give them by --hf-model, or convert them first (megashard convert)";
+    case Kind::kStep:
+      return told + "there is neither a tracker file nor a folder iter_0000010 in it, but " + place +
+             " looks like a step (" + content.name.substr(content.name.rfind('/') + 1) +
+             "): move it to DIR/iter_0000010, with the iteration that it is of, and give that as --load";
+    case Kind::kRun:
+      return told + "there is no checkpoint in it, but there are some in " + place + "; give that";
+    case Kind::kNothing:
+      break;
+  }
+  if (path_exists(folder) && !is_directory(folder)) return told + "it is a file; give the folder of a checkpoint";
   const auto missing = tracker + " does not exist, so there is nothing to load";
-  require(!arguments.ckpt_convert_format, "--ckpt-convert-format: " + missing);
-  require(!arguments.exit_on_missing_checkpoint, "--exit-on-missing-checkpoint: " + missing);
-  require(!arguments.skip_train,
-          "--load " + *arguments.load + ": " + missing +
-              ", and nothing is trained: give the folder of the checkpoint, or leave --load out");
+  if (arguments.ckpt_convert_format) return "--ckpt-convert-format: " + missing;
+  if (arguments.exit_on_missing_checkpoint) return "--exit-on-missing-checkpoint: " + missing;
+  if (arguments.skip_train)
+    return told + missing + ", and nothing is trained: give the folder of the checkpoint, or leave --load out";
+  if (key != kLoadFlag) return told + missing + "; give the folder of the checkpoint, or false to start anew";
+  return "";
+}
+
+/// --load without a checkpoint: refused where only its weights can be meant. Collective.
+void go_on_without_checkpoint(const Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink) {
+  const auto tracker = (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
+  const bool is_of_file = arguments.resume_key && !arguments.is_given("load");
+  const std::string key = is_of_file ? *arguments.resume_key : kLoadFlag;
+  const auto refusal =
+      first_rank_value(group, [&]() -> Value { return start_refusal(arguments, tracker, key); }).as_string();
+  require(refusal.empty(), refusal);
   const bool has_files = arguments.hf_model && !arguments.from_scratch;
   const auto weights = arguments.pretrained_checkpoint
                            ? "--pretrained-checkpoint " + *arguments.pretrained_checkpoint
                            : (has_files ? "--hf-model " + *arguments.hf_model : std::string());
   sink(Severity::kNotice, missing_checkpoint_lines(tracker, weights));
+}
+
+/// find_step of a folder that the user gave: what is wrong with the path is a mistake.
+std::optional<CheckpointStep> find_given_step(const std::string& folder, const ProcessGroupPtr& group,
+                                              const FindOptions& find) {
+  std::optional<CheckpointStep> step;
+  value_errors_are_mistakes([&] { step = find_step(folder, group, find); });
+  return step;
 }
 
 at::ScalarType stored_dtype(const Arguments& arguments) { return *parse_dtype(arguments.params_dtype); }
@@ -121,7 +163,9 @@ ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& en
                                   KeyLog* log) {
   Arguments& arguments = line.arguments;
   Mistakes& found = line.mistakes;
-  ShardingPlan plan{.config = {}, .recompute_reentrant = line.worker && line.worker->recompute_reentrant};
+  ShardingPlan plan{.config = {},
+                    .recompute_reentrant = line.worker && line.worker->recompute_reentrant,
+                    .recompute_towers = line.worker && line.worker->trains && line.worker->recompute};
   std::vector<std::pair<Severity, std::string>> told;  // of the file, for a run that starts
   found.attempt([&] {
     plan.config = sharding_config(
@@ -133,13 +177,20 @@ ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& en
     const bool there = found.attempt([&] { require_model_folder("--hf-model", *arguments.hf_model); });
     if (there && line.mindspeed) found.attempt([&] { check_mindspeed_model(*line.mindspeed, arguments); });
   }
-  validate_arguments(arguments,
-                     {.world_size = environment.world_size,
-                      .rank = environment.rank,
-                      .has_gpu = take_device(arguments.device),
-                      .cuda_device_max_connections = own_variable("CUDA_DEVICE_MAX_CONNECTIONS"),
-                      .nccl_algo = own_variable("NCCL_ALGO")},
-                     sink, std::move(found));
+  try {
+    validate_arguments(arguments,
+                       {.world_size = environment.world_size,
+                        .rank = environment.rank,
+                        .has_gpu = take_device(arguments.device),
+                        .cuda_device_max_connections = own_variable("CUDA_DEVICE_MAX_CONNECTIONS"),
+                        .nccl_algo = own_variable("NCCL_ALGO")},
+                       sink, std::move(found));
+  } catch (const UsageErrors& errors) {
+    if (!line.worker) throw;
+    std::vector<std::string> messages;
+    for (const auto& message : errors.messages()) messages.push_back(with_roll_keys(message));
+    throw UsageErrors(std::move(messages));
+  }
   for (const auto& [severity, message] : told) sink(severity, message);
   return plan;
 }
@@ -156,7 +207,9 @@ ProcessGroupPtr join_world(const Arguments& arguments, const std::optional<RollW
   };
   if (worker && !worker->device_mapping.empty())
     options.local_rank = static_cast<int>(worker->device_mapping.at(static_cast<size_t>(options.rank)));
-  return init_process_group(options);
+  ProcessGroupPtr group;
+  value_errors_are_mistakes([&] { group = init_process_group(options); });
+  return group;
 }
 
 c10::Device device_of(const ProcessGroupPtr& group) {
@@ -176,18 +229,20 @@ Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const Diagn
                          .depth = arguments.verify_checkpoint ? VerifyDepth::kBytes : VerifyDepth::kSizes,
                          .notice = [&sink](const std::string& line) { sink(Severity::kWarning, line); }};
   for (auto* folder : {&arguments.load, &arguments.pretrained_checkpoint}) {
-    if (*folder) *folder = first_rank_value(group, [&]() -> Value { return resolve_best_step(**folder); }).as_string();
+    if (!*folder) continue;
+    value_errors_are_mistakes(
+        [&] { *folder = first_rank_value(group, [&]() -> Value { return resolve_best_step(**folder); }).as_string(); });
   }
   if (arguments.load) {
-    if (const auto step = find_step(*arguments.load, group, find)) {
+    if (const auto step = find_given_step(*arguments.load, group, find)) {
       arguments.load = parent_of(*step);
       return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
     }
-    go_on_without_checkpoint(arguments, sink);
+    go_on_without_checkpoint(arguments, group, sink);
   }
   if (arguments.pretrained_checkpoint) {
     const std::string& folder = *arguments.pretrained_checkpoint;
-    const auto step = find_step(folder, group, find);
+    const auto step = find_given_step(folder, group, find);
     if (!step) {
       throw UsageError("--pretrained-checkpoint " + folder +
                        " holds no checkpoint (no latest_checkpointed_iteration.txt); check the "
@@ -265,6 +320,7 @@ at::ScalarType shard_model(const Arguments& arguments, const ShardingPlan& plan,
               " does not derive from FSDP2Mixin, so it cannot be sharded");
   ActivationPlan activations = activation_plan(arguments);
   activations.recompute_reentrant = plan.recompute_reentrant;
+  activations.recompute_towers = plan.recompute_towers;
   const bool has_plan = arguments.fsdp2_plan != "auto" && arguments.fsdp2_plan != "off";
   mixin->fully_shard({.process_group = groups.sharding,
                       .tensor_parallel_group = groups.tensor_parallel,

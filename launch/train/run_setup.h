@@ -27,6 +27,7 @@ DiagnosticSink sink_for(int rank, const Arguments* arguments = nullptr);
 struct ShardingPlan {
   Fsdp2Config config;
   bool recompute_reentrant = false;  ///< what ROLL's worker recomputes
+  bool recompute_towers = false;     ///< likewise: towers that are trained too
 };
 
 /// validate_arguments with this machine's GPUs and variables, and what is wrong with the FSDP2

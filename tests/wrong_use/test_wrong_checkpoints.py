@@ -16,6 +16,8 @@ INFER = ["infer", *NETWORK, "--ckpt-format", "torch_dcp", "--data-path", "{folde
 LOG_PROBS = ["--log-probs", "{here}/log_probs.npy"]
 MODEL = ["pretrain", *LOOP, *RATE, "--data-path", "{folder}/good", *ALL_TRAINING, "--seq-length", "16", "--hf-model",
          "{folder}/model", "--from-scratch"]
+RESUME = ["pretrain", "--role", "actor", "--hf-model", "{folder}/model", "--from-scratch", "--train-iters", "1",
+          "--data-path", "{folder}/good", *ALL_TRAINING, "--config"]
 CONVERT = ["--ckpt-convert-format", "torch_dist", "--ckpt-convert-save"]
 SAVED = "{here}/saved"
 SAVE = ["--save-interval", "1", "--save"]
@@ -44,6 +46,14 @@ def here(folder, saved, tmp_path_factory):
     (path / "torn_tracker" / TRACKER).write_text("\x00\x00")
     (path / "legacy" / "iter_0000002" / "mp_rank_00").mkdir(parents=True)
     (path / "legacy" / TRACKER).write_text("2")
+    shutil.copytree(saved / "iter_0000002", path / "roll" / "dcp")
+    shutil.copytree(saved, path / "runs" / "a")
+    (path / "weights").mkdir()
+    (path / "weights" / "model.safetensors").write_bytes(bytes(8))
+    for name in ("nowhere", "empty", "roll"):
+        (path / f"from_{name}.yaml").write_text(
+            f"sequence_length: 16\nresume_from_checkpoint: {path / name}\n"
+            "actor: {strategy_args: {strategy_name: fsdp2_train}, training_args: {per_device_train_batch_size: 1}}\n")
     for name, text in {"zarr": '{"sharded_backend": "zarr", "sharded_backend_version": 1}', "not_json": "{",
                        "version": '{"sharded_backend": "torch_dist", "sharded_backend_version": 9}'}.items():
         (path / name / "iter_0000002").mkdir(parents=True)
@@ -77,7 +87,7 @@ LOADS = {
     "infer from nowhere": ([*INFER, *LOG_PROBS, "--load", "{here}/nowhere"], USAGE,
                            "nowhere/latest_checkpointed_iteration.txt does not exist, so there is nothing to load"),
     "infer from an empty folder": ([*INFER, *LOG_PROBS, "--load", "{here}/empty"], USAGE, "there is nothing to load"),
-    "infer from a file": ([*INFER, *LOG_PROBS, "--load", "{here}/file"], USAGE, "there is nothing to load"),
+    "infer from a file": ([*INFER, *LOG_PROBS, "--load", "{here}/file"], USAGE, "file: it is a file; give the folder"),
     "infer from a model's folder": ([*INFER, *LOG_PROBS, "--load", "{folder}/model"], USAGE,
                                     "there is nothing to load"),
     "infer with a model and from nowhere": (
@@ -92,29 +102,29 @@ LOADS = {
         [*EVALUATE, "--load", "{here}/nowhere", "--pretrained-checkpoint", SAVED], USAGE, "there is nothing to load"),
     "convert from nowhere": ([*TRAIN, "--load", "{here}/nowhere", *CONVERT, "{here}/converted"], USAGE,
                              "--ckpt-convert-format: "),
-    "a step's folder that is not there": ([*TRAIN, "--load", SAVED + "/iter_0000009"], FAILURE, "there is no step"),
-    "evaluate a step that is not there": ([*EVALUATE, "--load", SAVED + "/iter_0000009"], FAILURE, "there is no step"),
+    "a step's folder that is not there": ([*TRAIN, "--load", SAVED + "/iter_0000009"], USAGE, "there is no step"),
+    "evaluate a step that is not there": ([*EVALUATE, "--load", SAVED + "/iter_0000009"], USAGE, "there is no step"),
     "an empty folder named as a step": ([*TRAIN, "--load", "{here}/iter_0000005"], FAILURE,
                                         "iter_0000005 has no .metadata"),
-    "a step's folder and another step": ([*TRAIN, "--load", SAVED + "/iter_0000002", "--ckpt-step", "1"], FAILURE,
+    "a step's folder and another step": ([*TRAIN, "--load", SAVED + "/iter_0000002", "--ckpt-step", "1"], USAGE,
                                          "is itself the step 2, and --ckpt-step asks for 1"),
-    "a step's folder of another name": ([*TRAIN, "--load", "{here}/renamed"], FAILURE,
+    "a step's folder of another name": ([*TRAIN, "--load", "{here}/renamed"], USAGE,
                                         "renamed is a step, but its name does not say of which iteration"),
-    "a step's folder of another name, deeper": ([*EVALUATE, "--load", "{here}/moved/best_step"], FAILURE,
+    "a step's folder of another name, deeper": ([*EVALUATE, "--load", "{here}/moved/best_step"], USAGE,
                                                 "best_step is a step, but its name does not say"),
-    "infer from a step of another name": ([*INFER, *LOG_PROBS, "--load", "{here}/renamed"], FAILURE,
+    "infer from a step of another name": ([*INFER, *LOG_PROBS, "--load", "{here}/renamed"], USAGE,
                                           "give its parent by --load, with --ckpt-step"),
-    "convert a step of another name": ([*TRAIN, "--load", "{here}/renamed", *CONVERT, "{here}/converted"], FAILURE,
+    "convert a step of another name": ([*TRAIN, "--load", "{here}/renamed", *CONVERT, "{here}/converted"], USAGE,
                                        "its name does not say"),
-    "arguments of a step of another name": ([*TRAIN, "--load", "{here}/renamed", "--use-checkpoint-args"], FAILURE,
+    "arguments of a step of another name": ([*TRAIN, "--load", "{here}/renamed", "--use-checkpoint-args"], USAGE,
                                             "its name does not say"),
-    "a first checkpoint of another name": ([*TRAIN, "--pretrained-checkpoint", "{here}/renamed"], FAILURE,
+    "a first checkpoint of another name": ([*TRAIN, "--pretrained-checkpoint", "{here}/renamed"], USAGE,
                                            "its name does not say"),
     "a first checkpoint from nowhere": ([*TRAIN, "--pretrained-checkpoint", "{here}/nowhere"], USAGE,
                                         "--pretrained-checkpoint {here}/nowhere holds no checkpoint"),
-    "a step that is not there": ([*TRAIN, "--load", SAVED, "--ckpt-step", "7"], FAILURE,
+    "a step that is not there": ([*TRAIN, "--load", SAVED, "--ckpt-step", "7"], USAGE,
                                  "it has iter_0000001, iter_0000002"),
-    "a step of nowhere": ([*TRAIN, "--load", "{here}/nowhere", "--ckpt-step", "7"], FAILURE, "nor is its parent"),
+    "a step of nowhere": ([*TRAIN, "--load", "{here}/nowhere", "--ckpt-step", "7"], USAGE, "nor is its parent"),
     "a tracker without its step": ([*TRAIN, "--load", "{here}/trackers_step_is_gone"], FAILURE,
                                    "iter_0000007, which the tracker names, nor a step before it"),
     "a torn tracker without steps": ([*TRAIN, "--load", "{here}/torn_tracker"], FAILURE,
@@ -154,6 +164,25 @@ LOADS = {
     "another optimizer": ([*TRAIN, "--load", SAVED, "--optimizer", "sgd"], USAGE, "--no-load-optim"),
     "another schedule": ([*TRAIN, "--load", SAVED, "--min-lr", "1e-4"], USAGE,
                          "min_lr is 0.0001 by the flags, but 0.0 in the checkpoint"),
+    "ROLL's folder": ([*TRAIN, "--load", "{here}/roll"], USAGE,
+                      "--load {here}/roll: there is neither a tracker file nor a folder iter_0000010 in it, but "
+                      "{here}/roll/dcp looks like a step (.metadata): move it to DIR/iter_0000010"),
+    "a folder of runs": ([*TRAIN, "--load", "{here}/runs"], USAGE,
+                         "there is no checkpoint in it, but there are some in {here}/runs/a; give that"),
+    "a folder of runs, with another to fall back on": (
+        [*TRAIN, "--load", "{here}/runs", "--pretrained-checkpoint", SAVED], USAGE, "some in {here}/runs/a; give that"),
+    "a folder of weights": ([*TRAIN, "--load", "{here}/weights"], USAGE,
+                            "it holds weights (model.safetensors), and no checkpoint of a training; give them by"),
+    "a file": ([*TRAIN, "--load", "{here}/file"], USAGE, "--load {here}/file: it is a file; give the folder"),
+    "ROLL's key that names nothing": ([*RESUME, "{here}/from_nowhere.yaml"], USAGE,
+                                      "resume_from_checkpoint {here}/nowhere: {here}/nowhere/" + TRACKER +
+                                      " does not exist, so there is nothing to load; give the folder of the"),
+    "ROLL's key that names nothing, on two ranks": (
+        ["launch", "-n", "2", "--", *RESUME, "{here}/from_nowhere.yaml"], USAGE, "resume_from_checkpoint {here}/no"),
+    "ROLL's key that names an empty folder": ([*RESUME, "{here}/from_empty.yaml"], USAGE,
+                                              "resume_from_checkpoint {here}/empty: "),
+    "ROLL's key that names ROLL's folder": ([*RESUME, "{here}/from_roll.yaml"], USAGE,
+                                            "resume_from_checkpoint {here}/roll: there is neither a tracker"),
     "a model that never was a step's": ([*MODEL, "--load", SAVED], USAGE,
                                         "it was trained from another model"),
 }
@@ -299,6 +328,12 @@ def test_a_steps_folder_is_taken(here, tmp_path):
 
 def test_where_the_weights_come_from_is_said(folder, here):
     done = run(*TRAIN, "--load", here / "nowhere")
+    assert done.returncode == 0 and "will start from random" in done.stdout, done.stderr
+    (here / "traces" / "logs").mkdir(parents=True)  # of a run that ended before its first step
+    for name in (".run", "metrics.jsonl", "logs/events.out"):
+        (here / "traces" / name).write_text("x")
+    words = [*RESUME, here / "from_nowhere.yaml", "--load", here / "traces"]  # a flag wins over the file's key
+    done = run(*[str(word).format(folder=folder) for word in words])
     assert done.returncode == 0 and "will start from random" in done.stdout, done.stderr
     done = run(*TRAIN, "--load", here / "nowhere", "--pretrained-checkpoint", here / "saved")
     assert done.returncode == 0 and "will start from random" not in done.stdout, done.stderr
