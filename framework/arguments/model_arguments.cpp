@@ -97,9 +97,7 @@ void add_precision(std::vector<Option>& rows) {
                  "linear layers but the output's compute in fp8: e4m3, or hybrid: gradients in e5m2");
   scaling
       .choice("--fp8-recipe", &A::fp8_recipe, kReport,
-              {{"delayed", Fp8Recipe::kDelayed},
-               {"tensorwise", Fp8Recipe::kTensorwise},
-               {"mxfp8", Fp8Recipe::kMxfp8}},
+              {{"delayed", Fp8Recipe::kDelayed}, {"tensorwise", Fp8Recipe::kTensorwise}, {"mxfp8", Fp8Recipe::kMxfp8}},
               "scales of --fp8-format: tensorwise: one a tensor, from its numbers of now; mxfp8: a power of two for "
               "each 32 numbers")
       .refuse_values({"blockwise", "custom"}, "there are tensorwise and mxfp8; use one of them");
@@ -146,10 +144,13 @@ void derive_precision(Arguments& arguments, const DiagnosticSink& sink) {
   if (arguments.fp16 || arguments.bf16) {
     const std::string dtype = arguments.fp16 ? "fp16" : "bf16";
     arguments.params_dtype = dtype;
-    sink(Severity::kNotice, "--" + dtype + " stores the parameters in " + dtype +
-                                ", and the optimizer steps fp32 copies of them; to store them in fp32 only and compute "
-                                "in " +
-                                dtype + ", leave it out and set param_dtype: " + dtype + " in the FSDP2 file.");
+    const bool steps = !arguments.skip_train;
+    if (steps || arguments.is_given(dtype)) {
+      sink(Severity::kNotice, "--" + dtype + " stores the parameters in " + dtype +
+                                  (steps ? ", and the optimizer steps fp32 copies of them" : "") +
+                                  "; to store them in fp32 only and compute in " + dtype +
+                                  ", leave it out and set param_dtype: " + dtype + " in the FSDP2 file.");
+    }
   }
   arguments.gradients_in_fp16 = arguments.gradients_in_fp16 || arguments.fp16;
   if (arguments.skip_train) return;

@@ -1,6 +1,7 @@
 #include "framework/arguments/typed_text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <map>
@@ -28,10 +29,13 @@ std::optional<double> parse_number(std::string_view text) {
 
 std::optional<at::ScalarType> parse_dtype(const std::string& name) {
   static const std::map<std::string, at::ScalarType> names = {
-      {"fp16", at::kHalf},  {"float16", at::kHalf},  {"bf16", at::kBFloat16}, {"bfloat16", at::kBFloat16},
-      {"fp32", at::kFloat}, {"float32", at::kFloat}, {"fp64", at::kDouble},   {"float64", at::kDouble},
-      {"int8", at::kChar},  {"int16", at::kShort},   {"int32", at::kInt},     {"int64", at::kLong}};
-  const auto found = names.find(name);
+      {"fp16", at::kHalf},   {"float16", at::kHalf},      {"half", at::kHalf},   {"bf16", at::kBFloat16},
+      {"fp32", at::kFloat},  {"bfloat16", at::kBFloat16}, {"float", at::kFloat}, {"float32", at::kFloat},
+      {"fp64", at::kDouble}, {"float64", at::kDouble},    {"int8", at::kChar},   {"int16", at::kShort},
+      {"int32", at::kInt},   {"int64", at::kLong}};
+  std::string lower = name;
+  std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const auto found = names.find(lower);
   return found == names.end() ? std::nullopt : std::optional(found->second);
 }
 

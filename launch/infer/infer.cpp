@@ -98,6 +98,10 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker,
     const auto& dtype = worker->sharding.mixed_precision.param_dtype;
     arguments.bf16 = dtype == at::kBFloat16;
     arguments.fp16 = dtype == at::kHalf;
+    if (arguments.bf16 || arguments.fp16) {
+      sink(Severity::kNotice, "ROLL: " + worker->role + ": the weights are stored in its param_dtype, " +
+                                  (arguments.bf16 ? "bf16" : "fp16"));
+    }
   }
   worker->trains = false;
 }

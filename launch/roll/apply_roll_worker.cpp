@@ -22,16 +22,12 @@ void check_devices(const RollWorker& worker, int64_t world_size) {
   check(worker.world_size, "world_size");
 }
 
-/// Experts on ranks of their own, and as groups of their own: only with the patch that runs all of
-/// them, or with ep_size, as in ROLL.
+/// Experts on ranks of their own.
 void apply_experts(RollWorker& worker, const Arguments& arguments, int64_t world_size) {
   const int64_t spread = arguments.expert_model_parallel_size;
   require(spread >= 1, worker.role + ": ep_size is " + to_string(spread) + "; it is a number of ranks, so at least 1.");
   if (spread == 1) {
     if (worker.efsdp_size > 1) worker.unused.push_back(worker.role + ": efsdp_size, for ep_size is 1");
-    if (worker.apply_expert_patch || worker.sharding.wrap_policy->expert_classes.empty()) return;
-    worker.sharding.wrap_policy->expert_classes.clear();
-    worker.unused.push_back(worker.role + ": moe_experts, which needs apply_expert_patch or ep_size");
     return;
   }
   const std::string sizes = worker.role + ": ep_size " + to_string(spread);
@@ -97,9 +93,10 @@ void apply_decay(Arguments& arguments) {
   overrides.insert(overrides.begin(), "*:wd_mult=1");
 }
 
-void apply_recompute(const RollWorker& worker, Arguments& arguments) {
+void apply_recompute(RollWorker& worker, Arguments& arguments) {
   const bool flags = arguments.recompute_granularity || arguments.recompute_activations;
-  if (!worker.recompute || flags) return;
+  worker.recompute = worker.recompute && !flags;
+  if (!worker.recompute) return;
   arguments.recompute_granularity = RecomputeGranularity::kFull;
   arguments.recompute_method = RecomputeMethod::kUniform;
   arguments.recompute_num_layers = 1;

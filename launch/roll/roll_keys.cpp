@@ -3,9 +3,11 @@
 #include <c10/util/StringUtil.h>
 
 #include <limits>
+#include <set>
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/typed_text.h"
+#include "framework/mistakes.h"
 
 namespace megashard {
 namespace {
@@ -31,10 +33,12 @@ constexpr char kSeed[] = "--seed", kHfModel[] = "--hf-model", kSeqLength[] = "--
 
 void take_resume(const V& value, W&, A& arguments) {
   bool flag = false;
-  if (!YAML::convert<bool>::decode(YAML::Node(value.text()), flag))
+  if (!YAML::convert<bool>::decode(YAML::Node(value.text()), flag)) {
     arguments.load = value.text();
-  else if (flag)
+    arguments.resume_key = value.key;
+  } else if (flag) {
     value.expected("false, or the folder of a checkpoint");
+  }
 }
 
 /// A name of the pipeline's model counts where the worker has none of its own.
@@ -93,6 +97,11 @@ void take_reshard(const V& value, W& worker, A&) { worker.sharding.reshard_after
 
 WrapPolicy& policy(W& worker) { return *worker.sharding.wrap_policy; }
 
+template <const char* flag>
+constexpr RollKey flag_key(const char* name, bool roll_drops = false) {
+  return {name, to_flag<flag>, roll_drops, flag};
+}
+
 /// PyTorch's ShardedGradScaler(growth_interval=400).
 void scale_as_roll(A& arguments) {
   arguments.initial_loss_scale = 65536;
@@ -102,17 +111,17 @@ void scale_as_roll(A& arguments) {
 }
 
 const RollKey kPipeline[] = {
-    {"seed", to_flag<kSeed>},
+    flag_key<kSeed>("seed"),
     {"pretrain", take_pretrain},
-    {"sequence_length", to_flag<kSeqLength>},
-    {"save_steps", to_flag<kSaveInterval>},
-    {"logging_steps", to_flag<kLogInterval>},
-    {"eval_steps", to_flag<kEvalInterval>},
+    flag_key<kSeqLength>("sequence_length"),
+    flag_key<kSaveInterval>("save_steps"),
+    flag_key<kLogInterval>("logging_steps"),
+    flag_key<kEvalInterval>("eval_steps"),
     {"max_ckpt_to_keep",
      [](const V& value, W& worker, A& arguments) {
        if (value.integer(0) > 0) to_flag<kMostRecent>(value, worker, arguments);
      }},
-    {"max_grad_norm", to_flag<kClip>},
+    flag_key<kClip>("max_grad_norm"),
     {"resume_from_checkpoint", take_resume},
 };
 
@@ -120,7 +129,7 @@ const RollKey kWorker[] = {
     {"device_mapping", take_devices},
     {"world_size", [](const V& value, W& worker, A&) { worker.world_size = value.integer(1); }},
     {"infer_batch_size", [](const V& value, W& worker, A&) { worker.infer_batch_size = value.integer(1); }},
-    {"backend_timeout", to_flag<kTimeout>},
+    flag_key<kTimeout>("backend_timeout"),
     {"name"},
     {"worker_cls"},
     {"pg_variant"},
@@ -152,13 +161,13 @@ const RollKey kWorker[] = {
 };
 
 const RollKey kModel[] = {
-    {"model_name_or_path", to_flag<kHfModel>},
+    flag_key<kHfModel>("model_name_or_path"),
     {"freeze_module_prefix", take_freeze},
     {"disable_gradient_checkpointing", [](const V& value, W& worker, A&) { worker.recompute = !value.boolean(); }},
     {"gradient_checkpointing_use_reentrant",
      [](const V& value, W& worker, A&) { worker.recompute_reentrant = value.boolean(); }},
     {"dtype", [](const V& value, W&, A&) { value.dtype(); }},  // param_dtype is what is computed in
-    {"ulysses_size", to_flag<kContext>},
+    flag_key<kContext>("ulysses_size"),
     {"model_type"},
     {"model_config_kwargs"},
     {"moe_aux_loss_coef"},
@@ -178,15 +187,15 @@ const RollKey kModel[] = {
      [](const V& value, W& worker, A&) {
        if (value.number() != 0) worker.lora_alpha = value.number();
      }},
-    {"lora_dropout", to_flag<kLoraDropout>},
+    flag_key<kLoraDropout>("lora_dropout"),
 };
 
 const RollKey kTraining[] = {
-    {"learning_rate", to_flag<kLr>},
-    {"weight_decay", to_flag<kDecay>},
-    {"adam_beta1", to_flag<kBeta1>},
-    {"adam_beta2", to_flag<kBeta2>},
-    {"per_device_train_batch_size", to_flag<kMicroBatch>},
+    flag_key<kLr>("learning_rate"),
+    flag_key<kDecay>("weight_decay"),
+    flag_key<kBeta1>("adam_beta1"),
+    flag_key<kBeta2>("adam_beta2"),
+    flag_key<kMicroBatch>("per_device_train_batch_size"),
     {"gradient_accumulation_steps",
      [](const V& value, W& worker, A&) { worker.gradient_accumulation_steps = value.integer(1); }},
     {"num_train_epochs",
@@ -202,12 +211,12 @@ const RollKey kTraining[] = {
        if (!(worker.warmup_ratio >= 0 && worker.warmup_ratio < 1)) value.expected("a number from 0 to below 1");
      }},
     {"lr_scheduler_type", take_scheduler},
-    {"dataloader_num_workers", to_flag<kWorkers>},
-    {"seed", to_flag<kSeed>},
-    {"save_steps", to_flag<kSaveInterval>, true},
-    {"logging_steps", to_flag<kLogInterval>, true},
-    {"eval_steps", to_flag<kEvalInterval>, true},
-    {"max_grad_norm", to_flag<kClip>, true},
+    flag_key<kWorkers>("dataloader_num_workers"),
+    flag_key<kSeed>("seed"),
+    flag_key<kSaveInterval>("save_steps", /*roll_drops=*/true),
+    flag_key<kLogInterval>("logging_steps", /*roll_drops=*/true),
+    flag_key<kEvalInterval>("eval_steps", /*roll_drops=*/true),
+    flag_key<kClip>("max_grad_norm", /*roll_drops=*/true),
     {"data_seed"},
     {"output_dir"},
     {"bf16"},
@@ -232,19 +241,23 @@ const RollKey kStrategy[] = {
     {"save_only_model", [](const V& value, W&, A& arguments) { arguments.no_save_optim = value.boolean(); }},
     {"reduce_scatter_during_grad_accumulation",
      [](const V& value, W&, A& arguments) { arguments.reduce_scatter_during_grad_accumulation = value.boolean(); }},
-    {"ep_size", to_flag<kExpertRanks>},
+    flag_key<kExpertRanks>("ep_size"),
     {"efsdp_size", [](const V& value, W& worker, A&) { worker.efsdp_size = value.integer(1); }},
     {"moe_use_grouped_mm"},
-    {"apply_expert_patch", [](const V& value, W& worker, A&) { worker.apply_expert_patch = value.boolean(); }},
+    {"apply_expert_patch", [](const V& value, W&, A&) { value.boolean(); }},  // every expert runs always
     {"apply_tiled_mlp", [](const V& value, W&, A& arguments) { arguments.apply_tiled_mlp = value.boolean(); }},
-    {"tiled_num_shards", to_flag<kTiles>},
+    flag_key<kTiles>("tiled_num_shards"),
     {"model_type"},
     {"use_batched_model_update"},
 };
 
 const RollKey kWrap[] = {
     {"transformer_layer_cls_to_wrap",
-     [](const V& value, W& worker, A&) { policy(worker).layer_classes = value.words(); }},
+     [](const V& value, W& worker, A&) {
+       policy(worker).layer_classes = value.words();
+       if (policy(worker).layer_classes->empty())
+         value.fail("is an empty list; name classes of layers, or leave it out for the model's layers");
+     }},
     {"wrap_embeddings", [](const V& value, W& worker, A&) { policy(worker).embeddings = value.boolean(); }},
     {"wrap_lm_output", [](const V& value, W& worker, A&) { policy(worker).lm_output = value.boolean(); }},
     {"moe_experts", [](const V& value, W& worker, A&) { policy(worker).expert_classes = value.words(); }},
@@ -258,6 +271,19 @@ std::span<const RollKey> roll_model_keys() { return kModel; }
 std::span<const RollKey> roll_training_keys() { return kTraining; }
 std::span<const RollKey> roll_strategy_keys() { return kStrategy; }
 std::span<const RollKey> roll_wrap_keys() { return kWrap; }
+
+std::string with_roll_keys(const std::string& message) {
+  std::set<std::string> keys;
+  for (const auto table :
+       {roll_pipeline_keys(), roll_worker_keys(), roll_model_keys(), roll_training_keys(), roll_strategy_keys()}) {
+    for (const auto& key : table) {
+      if (key.flag != nullptr && names_flag(message, key.flag)) keys.insert(c10::str(key.name, " for ", key.flag));
+    }
+  }
+  if (keys.empty()) return message;
+  const bool is_sentence = message.ends_with('.') || message.ends_with('?');
+  return message + (is_sentence ? "" : ".") + " In ROLL's file: " + c10::Join(", ", keys) + ".";
+}
 
 const std::vector<MissingFunction>& missing_functions() {
   static const std::vector<MissingFunction> all = {

@@ -15,7 +15,8 @@ struct RollKey {
   const char* name;
   /// Null: known to ROLL, and nothing here reads it.
   void (*take)(const YamlValue& value, RollWorker& worker, Arguments& arguments) = nullptr;
-  bool roll_drops = false;  ///< ROLL itself reads it at another place, and takes no notice of it here
+  bool roll_drops = false;     ///< ROLL itself reads it at another place, and takes no notice of it here
+  const char* flag = nullptr;  ///< of ours that it sets
 };
 
 /// A key whose function is missing here; values that do not ask for it are let through.
@@ -33,6 +34,8 @@ std::span<const RollKey> roll_training_keys();  ///< training_args
 std::span<const RollKey> roll_strategy_keys();  ///< strategy_config, but wrap_policy
 std::span<const RollKey> roll_wrap_keys();      ///< wrap_policy
 const std::vector<MissingFunction>& missing_functions();
+/// A message about flags, with the keys of the file that set them behind it.
+std::string with_roll_keys(const std::string& message);
 
 /// Whether the file has workers, so that a role must be named.
 bool is_roll_configuration(const YAML::Node& root);

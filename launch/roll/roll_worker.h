@@ -27,11 +27,10 @@ struct RollWorker {
   int64_t max_steps = -1;  ///< above 0 instead of epochs
   int64_t warmup_steps = 0;
   double warmup_ratio = 0;  ///< counts when there are no warmup_steps
-  bool recompute = true;    ///< every layer
+  bool recompute = true;    ///< every layer, those of towers too
   bool recompute_reentrant = false;
   int64_t infer_batch_size = 16;
-  int64_t efsdp_size = 1;           ///< ranks that share one of the experts that ep_size spreads
-  bool apply_expert_patch = false;  ///< moe_experts counts without ep_size too
+  int64_t efsdp_size = 1;  ///< ranks that share one of the experts that ep_size spreads
   /// --image-max-pixels and its like, which the data must have been prepared with.
   std::map<std::string, int64_t> image_pixels{};
   std::optional<int64_t> lora_rank, lora_r;    ///< count where there are --lora-target-modules

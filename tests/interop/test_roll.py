@@ -49,6 +49,7 @@ def test_a_configuration_of_roll_is_a_run_of_flags(folder):
     assert "* 2 ranks are a global batch of 4" in out
     assert "wrap_policy: Qwen3Attention -> 2 modules" in out and "wrap_policy: Linear -> 1 module (lm_head)" in out
     assert "ROLL: not used here: actor_train.data_args, exp_name, folder" in out
+    assert "sharded over 2 ranks (all of them: fsdp_size is 1 or less, absent, or all ranks, as in ROLL)" in out
     assert len(by_roll) == 9 and by_roll[-1] < by_roll[0] - 0.1
 
     by_flags, _ = run("--hf-model", folder / "tiny", "--seq-length", 16, "--micro-batch-size", 1,

@@ -222,6 +222,8 @@ TEST(RollWorker, MistakesAreErrors) {
       {"per_device_train_batch_size: 2", "per_device_train_batch_size: 0",
        "per_device_train_batch_size is 0; it must be at least 1."},
       {"fsdp_size: 8", "forward_prefetch: 2", "takes true or false"},
+      {"wrap:\n          - Qwen3Attention\n          - Qwen3MLP", "wrap: []",
+       "transformer_layer_cls_to_wrap is an empty list; name classes of layers, or leave it out"},
       {"fsdp_size: 8", "ep_size: 0", "ep_size is 0; it is a number of ranks, so at least 1."},
       {"dtype: bf16", "dtype: bf16\n    dtype: bf16", "dtype is given twice"},
   };
@@ -234,6 +236,24 @@ TEST(RollWorker, MistakesAreErrors) {
   Arguments arguments;
   EXPECT_THAT(usage_error([&] { read_roll_worker("/", "actor", arguments); }),
               HasSubstr("--config / cannot be read: it is a folder"));
+}
+
+TEST(RollWorker, MessagesAboutFlagsHaveTheKeysToo) {
+  EXPECT_EQ(with_roll_keys("--save x needs --save-interval."),
+            "--save x needs --save-interval. In ROLL's file: save_steps for --save-interval.");
+  EXPECT_EQ(with_roll_keys("--lr-warmup-iters is for --lr and --seq-length."),
+            "--lr-warmup-iters is for --lr and --seq-length. In ROLL's file: learning_rate for --lr, sequence_length "
+            "for --seq-length.");
+  EXPECT_EQ(with_roll_keys("--save-hf needs --hf-models"), "--save-hf needs --hf-models");
+}
+
+TEST(RollWorker, DtypesAreSpeltAsInRoll) {
+  for (const auto& [name, dtype] : {std::pair("half", at::kHalf), std::pair("float", at::kFloat),
+                                    std::pair("BF16", at::kBFloat16), std::pair("bfloat16", at::kBFloat16)}) {
+    const auto text = with("param_dtype: bf16", std::string("param_dtype: ") + name);
+    const auto read = parse_and_apply(text, "actor_train", 16);
+    EXPECT_EQ(read.worker.sharding.mixed_precision.param_dtype, dtype) << name;
+  }
 }
 
 TEST(RollWorker, EveryKeySaysWhatItTakes) {
@@ -272,13 +292,12 @@ TEST(RollWorker, ExpertsOnRanksAndInGroupsOfTheirOwn) {
   EXPECT_EQ(shared.worker.sharding.expert_shard_size, 4);
   EXPECT_EQ(with_experts("ep_size: 4, " + stacked, 8).worker.sharding.expert_shard_size, 1);
 
-  const auto patched = with_experts("apply_expert_patch: true, apply_tiled_mlp: true, " + each, 8);
-  EXPECT_THAT(patched.worker.sharding.wrap_policy->expert_classes, ElementsAre("Qwen3MoeMLP"));
-  EXPECT_EQ(patched.arguments.expert_model_parallel_size, 1);
-  const auto plain = with_experts("efsdp_size: 2, " + each, 8);
-  EXPECT_TRUE(plain.worker.sharding.wrap_policy->expert_classes.empty());
-  EXPECT_THAT(plain.told, HasSubstr("moe_experts, which needs apply_expert_patch or ep_size"));
-  EXPECT_THAT(plain.told, HasSubstr("efsdp_size, for ep_size is 1"));
+  for (const char* patch : {"apply_expert_patch: true, ", "apply_expert_patch: false, ", ""}) {
+    const auto patched = with_experts(patch + each, 8);
+    EXPECT_THAT(patched.worker.sharding.wrap_policy->expert_classes, ElementsAre("Qwen3MoeMLP")) << patch;
+    EXPECT_EQ(patched.arguments.expert_model_parallel_size, 1);
+  }
+  EXPECT_THAT(with_experts("efsdp_size: 2, " + each, 8).told, HasSubstr("efsdp_size, for ep_size is 1"));
 }
 
 /// The workers of ROLL's examples for these strategies, by what differs between them.
@@ -301,7 +320,7 @@ TEST(RollWorker, ExamplesOfRollAreReadAsTheyAre) {
        "transformer_layer_cls_to_wrap: [Qwen3Attention, Qwen3MLP]", 16, 8},
       {"qwen2_5-vl-3B-rlvr", "freeze_module_prefix: model.visual", "offload_policy: false", "", 8},
       {"qwen2.5-7B on two ranks a sequence", "ulysses_size: 2", "offload_policy: false", "", 8, 0, 1, 2},
-      {"qwen3-30BA3B-rlvr", "ulysses_size: 4", "fsdp_size: 32", moe, 32, 0, 1, 4},
+      {"qwen3-30BA3B-rlvr", "ulysses_size: 4", "fsdp_size: 32", moe, 32, 0, 1, 4, {"Qwen3MoeMLP"}},
       {"qwen3-30BA3B-rlvr with ep",
        "ulysses_size: 4",
        "fsdp_size: 32, efsdp_size: 4, ep_size: 8, moe_use_grouped_mm: false",
