@@ -58,6 +58,9 @@ std::vector<std::string> words_of(int argc, char** argv) {
       words.back() += word[0] == 't' || word[0] == 'T' ? "=true" : "=false";
     } else if (i > 1 || word != "GenericDCPConverter") {
       words.push_back(with_dashes(word));
+      if (!word.starts_with("--") || !word.ends_with("=")) continue;
+      words.back().pop_back();  // CLI11 takes the next word for the value
+      words.emplace_back();
     }
   }
   std::reverse(words.begin(), words.end());
