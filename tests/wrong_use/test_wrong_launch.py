@@ -14,6 +14,7 @@ from wrong_use import MOCK, ON_TWO_RANKS, PRETRAIN, RATE, check, only_line, run
 
 TRAIN = [*PRETRAIN, *RATE, *MOCK]
 
+MEET = ["--distributed-init-method"]
 CASES = {
     "unknown subcommand": (["train"], USAGE, "unknown subcommand 'train'; did you mean pretrain?"),
     "unknown subcommand on every rank": (["launch", "-n", "3", "--", "train"], USAGE, "unknown subcommand 'train'"),
@@ -34,6 +35,10 @@ CASES = {
     "launch of ranks in words": (["launch", "-n", "two", "--", "pretrain"], USAGE, "usage: megashard launch -n N"),
     "launch of fewer than no ranks": (["launch", "-n", "-1", "--", "pretrain"], USAGE, "usage: megashard launch -n N"),
     "launch of too many ranks": (["launch", "-n", "5000", "--", "pretrain"], USAGE, "5000 not in range 1 to 4096"),
+    "ranks that meet by an unknown protocol": (["launch", "-n", "2", "--", *TRAIN, *MEET, "udp://x"], USAGE,
+                                               "unknown init method 'udp://x'; give env://, tcp://HOST:PORT"),
+    "ranks that meet at no port": (["launch", "-n", "2", "--", *TRAIN, *MEET, "tcp://here"], USAGE,
+                                   "init method 'tcp://here' should read tcp://HOST:PORT"),
     "launch on a port beyond the last": (["launch", "-n", "2", "--master-port", "70000", "--", "pretrain"], USAGE,
                                          "70000 not in range 1 to 65535"),
     "launch on a port in words": (["launch", "-n", "2", "--master-port", "http", "--", "pretrain"], USAGE,

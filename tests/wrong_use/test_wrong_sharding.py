@@ -2,7 +2,7 @@
 import pytest
 
 from megashard import USAGE
-from wrong_use import FROM_MODEL, MOCK, PRETRAIN, RATE, only_line, run
+from wrong_use import ALL_TRAINING, FROM_MODEL, LOOP, MOCK, PRETRAIN, RATE, only_line, run
 
 TRAIN = [*PRETRAIN, *RATE, *MOCK]
 LAYERS = "recompute_modules:\n  - model.layers.{*}\n"
@@ -135,6 +135,19 @@ def test_experts_that_are_spread_are_not_ignored(folder, tmp_path):
     text = "expert_fully_shard_parallel_size: 1\nignored_modules: [model.layers.0.mlp.experts.0]"
     refused(with_file(tmp_path, text, *FROM_MODEL, folder / "experts", "--from-scratch"),
             "ignored_modules names model.layers.0.mlp.experts.0")
+
+
+@pytest.mark.parametrize("model, ours", [("model", "model"), ("sees", "model.language_model")])
+def test_modules_of_megatrons_layout_are_ours(folder, tmp_path, model, ours):
+    text = ('sub_modules_to_wrap: ["decoder.layers.{*}", text_decoder.embedding, output_layer]\n'
+            'recompute_modules: ["text_decoder.decoder.layers.0"]')
+    data = [*ALL_TRAINING, "--data-path", folder / "chats"] if model == "sees" else MOCK
+    done = with_file(tmp_path, text, "pretrain", *LOOP, *RATE, *data, "--seq-length", "16", "--hf-model",
+                     folder / model, "--from-scratch")
+    assert done.returncode == 0, done.stderr
+    for theirs, name in {"decoder.layers.{*}": "layers.{*}", "text_decoder.embedding": "embed_tokens"}.items():
+        assert f"FSDP2: sub_modules_to_wrap: {theirs} is {ours}.{name} in this model" in done.stdout
+    assert f"FSDP2: sub_modules_to_wrap: {ours}.layers.{{*}} -> 1 module ({ours}.layers.0)" in done.stdout
 
 
 @pytest.mark.parametrize("name", MUTE_NO_MORE)
