@@ -82,8 +82,8 @@ std::vector<int64_t> read_sliding_layers(const HfConfig& config, const DecoderCo
                                          const std::function<bool(int64_t layer)>& slides) {
   const int64_t num_layers = network.num_layers;
   const auto types = config.get_or_null("layer_types", std::vector<std::string>{});
-  config.require_computed(types.empty() || static_cast<int64_t>(types.size()) == num_layers, "layer_types has ",
-                          types.size(), " entries for num_hidden_layers ", num_layers);
+  config.require_computed(config.find("layer_types") == nullptr || static_cast<int64_t>(types.size()) == num_layers,
+                          "layer_types has ", types.size(), " entries for num_hidden_layers ", num_layers);
   for (const auto& type : types) {
     config.require_computed(type == "sliding_attention" || type == "full_attention", "layer_types has ", type,
                             ", which is not supported; known are full_attention and sliding_attention");
