@@ -252,7 +252,7 @@ TEST(FullyShardPrefixCopy, test_legacy_all_gather_input_size) {
     set_custom_reduce_scatter(unit, buffers);
     buffers->too_many = 1;  // of 24 gradients, and a flag a rank that says whether there is one
     contains(message_of([&] { unit.forward(x).sum().backward(); }),
-             "the custom reduce-scatter allocated Float[27] on cpu where 26 contiguous elements");
+             "the custom reduce-scatter allocated Float[65] on cpu where 64 contiguous elements");
   });
 }
 
