@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "parallel/copies/element_copy.h"
@@ -44,13 +45,14 @@ void set_flags(const at::Tensor& input, int ranks, const Flags& flags, const std
   const int64_t part_numel = input.numel() / ranks;
   const int64_t to_end = part_numel - flags.first;  // what rounds the part up has numbers, too
   if (input.is_cpu()) {
-    for (int64_t place = 0; place < to_end; ++place) {
-      const bool is_flag = place < params * flags.each;
-      const float number = is_flag && place % flags.each == flags.mine && had[place / flags.each] ? 1 : 0;
-      for (int rank = 0; rank < ranks; ++rank) {
-        auto* to = static_cast<char*>(input.data_ptr()) +
-                   (rank * part_numel + flags.first + place) * static_cast<int64_t>(input.element_size());
-        copy_elements(to, input.scalar_type(), &number, at::kFloat, 1);
+    const auto element = static_cast<int64_t>(input.element_size());
+    const float yes = 1;
+    for (int rank = 0; rank < ranks; ++rank) {
+      auto* to = static_cast<char*>(input.data_ptr()) + (rank * part_numel + flags.first) * element;
+      std::memset(to, 0, static_cast<size_t>(to_end * element));
+      for (int64_t i = 0; i < params; ++i) {
+        if (had[i])
+          copy_elements(to + (i * flags.each + flags.mine) * element, input.scalar_type(), &yes, at::kFloat, 1);
       }
     }
     return;

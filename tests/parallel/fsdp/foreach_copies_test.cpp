@@ -250,7 +250,7 @@ TEST(FullyShardPrefixCopy, test_legacy_all_gather_input_size) {
     Formula unit({{4, 6}}, linear);
     fully_shard(unit, {.mesh = flat_mesh(world)});
     set_custom_reduce_scatter(unit, buffers);
-    buffers->too_many = 1;  // of 24 gradients, and a flag a rank that says whether there is one
+    buffers->too_many = 1;  // 24 gradients and a flag a rank, up to 128 bytes each
     contains(message_of([&] { unit.forward(x).sum().backward(); }),
              "the custom reduce-scatter allocated Float[65] on cpu where 64 contiguous elements");
   });
