@@ -77,6 +77,7 @@ class NameSearch {
       begin = dot == key.npos ? key.size() : dot + 1;
       if (!before.ends_with(last_part)) continue;
       const auto prefix = std::string(before.substr(0, before.size() - last_part.size()));
+      if (!prefix.empty() && prefix.back() != '.') continue;  // "rng_state."
       if (whole_.contains(name)) ++votes[{prefix, false}];
       if (short_.contains(name)) ++votes[{prefix, true}];
       if (!last_part.empty() && number_of(name)) ++votes[{prefix, false}];
