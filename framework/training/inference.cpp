@@ -11,6 +11,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "framework/training/sequence_group.h"
 
 namespace megashard {
@@ -75,7 +77,7 @@ at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int6
   const at::Tensor lengths = lengths_of(batch.texts);
   // As long as the texts and no longer: a model's positions may turn by the sequence's length.
   const int64_t longest = lengths.max().item<int64_t>();
-  const int64_t taken = length_for(longest, ranks);
+  const int64_t taken = length_for(std::min(longest, length), ranks);  // the last token of a text is not an input
   const at::Tensor rows = at::constant_pad_nd(padded(batch.texts, longest), {0, taken + 1 - longest});
   Batch input = input_of_rows(model, rows.narrow(1, 0, taken).contiguous(), std::move(batch.extra), ranks);
   const SequenceShard shard = input.sequence;
