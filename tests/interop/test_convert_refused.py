@@ -88,7 +88,7 @@ def test_wrong_use_is_one_message(tmp_path):
             (("torch_to_dcp", "--torch-save-path", tmp_path / "good.pt", "--dcp-dir", tmp_path / "hf"),
              "holds weights"),
             (("dcp_to_torch", "--dcp-dir", tmp_path / "steps", "--torch-save-path", tmp_path / "y.pt"),
-             "iter_0000007, the latest"),
+             "iter_0000007 has no .metadata"),
             (("dcp_to_torch", "--dcp-dir", tmp_path / "none", "--torch-save-path", tmp_path / "y.pt"),
              "there is no directory"),
             (("dcp_to_torch", "--dcp-dir", tmp_path / "steps", "--torch-save-path", tmp_path / "good.pt"),
