@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "checkpoint/files/run_in_threads.h"
-#include "parallel/collectives/agreement.h"
+#include "parallel/collectives/noted_progress.h"
 
 namespace megashard {
 namespace {

@@ -15,7 +15,7 @@
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/mapped_ranges.h"
 #include "checkpoint/files/unreadable_error.h"
-#include "parallel/collectives/agreement.h"
+#include "parallel/collectives/noted_progress.h"
 
 namespace megashard {
 namespace {

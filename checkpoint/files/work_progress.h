@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "parallel/collectives/agreement.h"
+#include "parallel/collectives/noted_progress.h"
 
 namespace megashard {
 

@@ -11,6 +11,7 @@
 
 #include "checkpoint/files/run_in_threads.h"
 #include "parallel/collectives/agreement.h"
+#include "parallel/collectives/noted_progress.h"
 #include "parallel/collectives/routed_process_group.h"
 #include "parallel/collectives/wait_place.h"
 

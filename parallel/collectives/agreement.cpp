@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -11,6 +10,7 @@
 #include <system_error>
 #include <thread>
 
+#include "parallel/collectives/noted_progress.h"
 #include "parallel/collectives/routed_process_group.h"
 #include "parallel/collectives/wait_place.h"
 
@@ -24,8 +24,6 @@ constexpr char kValueError = 'v';
 constexpr char kNotImplemented = 'n';
 constexpr char kPeerLost = 'd';
 constexpr char kWorking = 'w';  // and for how many milliseconds it has done nothing
-
-std::atomic<int64_t> parts_done = 0, answers_of_others = 0;
 
 char outcome_of(const std::exception& error) {
   if (dynamic_cast<const c10::ValueError*>(&error) != nullptr) return kValueError;
@@ -87,7 +85,7 @@ class WorkingExchange {
 
   bool all_are_done() {
     results_ = group_.all_gather_strings(state_of_this_rank());
-    answers_of_others.fetch_add(1, std::memory_order_relaxed);
+    note_answer();
     bool all = true;
     for (size_t rank = 0; rank < results_.size(); ++rank) {
       if (!results_[rank].starts_with(kWorking)) continue;
@@ -115,7 +113,7 @@ class WorkingExchange {
     std::unique_lock lock(mutex_);
     if (is_done_.wait_for(lock, period_, [this] { return result_.has_value(); })) return *result_;
     const auto now = Clock::now();
-    if (const int64_t parts = parts_done.load(std::memory_order_relaxed); parts != parts_seen_) {
+    if (const int64_t parts = parts_done(); parts != parts_seen_) {
       parts_seen_ = parts;
       last_progress_ = now;
     }
@@ -124,7 +122,7 @@ class WorkingExchange {
 
   ProcessGroup& group_;
   const std::chrono::milliseconds period_;
-  int64_t parts_seen_ = parts_done.load(std::memory_order_relaxed);
+  int64_t parts_seen_ = parts_done();
   Clock::time_point last_progress_ = Clock::now();
   std::mutex mutex_;
   std::condition_variable is_done_;
@@ -141,12 +139,6 @@ std::vector<std::string> gather(const ProcessGroupPtr& group, const std::functio
 }
 
 }  // namespace
-
-void note_progress() { parts_done.fetch_add(1, std::memory_order_relaxed); }
-
-int64_t progress_seen() {
-  return parts_done.load(std::memory_order_relaxed) + answers_of_others.load(std::memory_order_relaxed);
-}
 
 std::vector<std::string> gather_or_throw(const ProcessGroupPtr& group, const std::function<std::string()>& work) {
   if (size_in(group) == 1) return {work()};
@@ -199,11 +191,6 @@ void meet_after_failure(const ProcessGroupPtr& group) noexcept {
     all_or_throw(group, [] { throw; });  // what is being handled
   } catch (...) {                        // the handler throws it
   }
-}
-
-std::string error_text(const std::exception& error) {
-  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
-  return from_torch == nullptr ? error.what() : from_torch->what_without_backtrace();
 }
 
 }  // namespace megashard

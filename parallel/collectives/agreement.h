@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/collectives/error_text.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
@@ -21,19 +22,11 @@ void all_or_throw(const ProcessGroupPtr& group, const std::function<void()>& wor
 /// The same, but what `work` throws on this rank is thrown here as it is.
 void all_or_rethrow(const ProcessGroupPtr& group, const std::function<void()>& work);
 
-/// Called by works that take long, after each part, from any thread: counts for all works of this process.
-void note_progress();
-/// How often it was called, and how often other ranks have answered that they work: unchanged while nothing moves.
-int64_t progress_seen();
-
 /// In the handler of a failure that all ranks have: returns when each has come here or is gone, so
 /// that none ends, and has a launcher end the others, while another still cleans up.
 void meet_after_failure(const ProcessGroupPtr& group) noexcept;
 
 inline int rank_in(const ProcessGroupPtr& group) { return group == nullptr ? 0 : group->rank(); }
 inline int size_in(const ProcessGroupPtr& group) { return group == nullptr ? 1 : group->size(); }
-
-/// What an exception says, without the stack that LibTorch's own add to what().
-std::string error_text(const std::exception& error);
 
 }  // namespace megashard

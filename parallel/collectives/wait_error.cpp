@@ -4,7 +4,7 @@
 #include <new>
 #include <system_error>
 
-#include "parallel/collectives/agreement.h"
+#include "parallel/collectives/error_text.h"
 #include "parallel/collectives/process_group.h"
 #include "parallel/collectives/wait_place.h"
 

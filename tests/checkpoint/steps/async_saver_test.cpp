@@ -17,6 +17,7 @@
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
 #include "parallel/collectives/agreement.h"
+#include "parallel/collectives/noted_progress.h"
 #include "parallel/collectives/process_group.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/message_of.h"

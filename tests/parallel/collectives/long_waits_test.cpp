@@ -11,6 +11,7 @@
 
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/gloo_process_group.h"
+#include "parallel/collectives/noted_progress.h"
 #include "parallel/collectives/wait_place.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
