@@ -244,7 +244,6 @@ CASES |= {
     "a flag twice": ([*DCP_TO_HF, "{new}", "--save-dir", "{new}"], USAGE, "--save-dir"),
     "a size that is none": ([*DCP_TO_HF, "{new}", "--max-shard-size", "big"], USAGE, "--max-shard-size"),
     "a word too many": ([*DCP_TO_HF, "{new}", "more"], USAGE, "more"),
-    "a run for a step": ([*TO_HF, "{models}/run", *ASSETS], FAILURE, "takes one of them: give"),
     "a model for a step": ([*TO_HF, "{models}/qwen3", *ASSETS], FAILURE,
                            "holds Hugging Face weights; hf_to_dcp and hf_to_torch_dist read them"),
     "a file for a step": ([*TO_HF, "{models}/whole.pt", *ASSETS], FAILURE, "torch_to_dcp makes a step of"),

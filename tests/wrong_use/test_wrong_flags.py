@@ -69,7 +69,7 @@ FLAGS = {
     "swapped letters": ("--trian-iters 3", "did you mean --train-iters?"),
     "a forgotten letter": ("--globalbatch-size 2", "did you mean --global-batch-size?"),
     "another program's flag": ("--num-train-epochs 3",
-                               "unknown flag --num-train-epochs; `megashard pretrain --help` lists all."),
+                               "unknown flag --num-train-epochs; here it is --train-iters, or --train-samples"),
     "the opposite of a flag": ("--save-rng", "unknown flag --save-rng; leave it out: only --no-save-rng changes that."),
     "the negation of a switch": ("--no-swiglu", "leave it out: it is off unless --swiglu is given."),
     "infer's flag": ("--log-probs x.npy", "unknown flag --log-probs"),
