@@ -91,7 +91,7 @@ def test_wrong_use_is_one_message(tmp_path):
              "iter_0000007 has no .metadata"),
             (("dcp_to_torch", "--dcp-dir", tmp_path / "none", "--torch-save-path", tmp_path / "y.pt"),
              "there is no directory"),
-            (("dcp_to_torch", "--dcp-dir", tmp_path / "steps", "--torch-save-path", tmp_path / "good.pt"),
+            (("dcp_to_torch", "--dcp-dir", tmp_path / "iter_0000100.bak", "--torch-save-path", tmp_path / "good.pt"),
              "exists already"),
             (("hf_to_dcp", "--hf-dir", tmp_path / "hf", "--dcp-dir", tmp_path / "x", "--tie-weight-mapping", "a=b"),
              "has no weight b"),
