@@ -31,7 +31,7 @@ struct SaveOptions {
   /// On the first rank, for what goes wrong without harm to the step: old ones that stay.
   std::function<void(const std::string& line)> notice{};
   TiedKeys tied{};                         ///< of torch_dcp
-  bool bare_names = false;                 ///< of torch_dcp: weights as DcpNaming has them
+  bool bare_names = false;                 ///< torch_dcp: writes weights without "model." before them
   std::shared_ptr<SavePlanCache> plans{};  ///< of this rank's earlier saves; null: none are kept
 };
 

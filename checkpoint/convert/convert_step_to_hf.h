@@ -18,7 +18,7 @@ struct StepToHfOptions {
   CheckpointFormat format = CheckpointFormat::kTorchDcp;  ///< of the step
   std::string save_dir;                                   ///< gets the safetensors and the assets
   std::string model_assets_dir;                           ///< its config and tokenizer files are copied; empty: none
-  /// Of the model that is written, for a step with other keys than ours (step_names.h). Empty: nothing is known.
+  /// Names of the model to write; a step that has other keys is read by them (step_names.h). Empty if unknown.
   ModelNames names{};
   /// A key that begins with "model." + dcp_prefix is named hf_prefix + the rest; any other one of
   /// the model what stands behind "model.".

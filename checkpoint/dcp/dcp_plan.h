@@ -54,7 +54,7 @@ void check_tiling(const std::string& key, const DcpTensor& tensor);
 struct SavePlanCache {
   RankPlan mine;
   std::shared_ptr<const SavePlan> plan;
-  bool told_of_copies = false;  ///< those that differ (differing_copies.h)
+  bool told_of_copies = false;  ///< ranks that hold different copies were told of once
 };
 
 /// Merges the ranks' plans: what several ranks hold (replicas, values, empty shards) is written

@@ -13,7 +13,7 @@
 
 namespace megashard {
 
-/// What the metadata call the tensors.
+/// Chooses the keys of tensors in .metadata.
 struct DcpNaming {
   TiedKeys tied{};          ///< further keys: PyTorch finds a tensor under each, and it is written once
   bool bare_names = false;  ///< weights at the top, "lm_head.weight", as PyTorch's dcp.save(model.state_dict()) does

@@ -84,7 +84,7 @@ class NameSearch {
     }
   }
 
-  /// Of equal ones ours, then whole names, then the shorter prefix.
+  /// Takes the prefix with the most votes. Where votes are equal: whole names first, then ours, then the shorter one.
   static std::optional<Prefix> best_of(const Votes& votes, const std::string& ours) {
     const Prefix* best = nullptr;
     int64_t most = 0;
