@@ -13,7 +13,7 @@
 namespace megashard {
 namespace {
 
-/// Once for all saves that share `options.plans`. Collective.
+/// Logs tensors that differ between ranks, once for all saves that share `options.plans`. Collective.
 void tell_differing_copies(const ShardedTensors& tensors, const ProcessGroupPtr& group, const SaveOptions& options) {
   if (group == nullptr || group->size() == 1) return;
   const auto names = differing_copies(tensors, group);
@@ -48,10 +48,10 @@ void save_checkpoint(const std::string& directory, int64_t iteration, const Shar
   }
   if (!options.retention.removes()) return;
   try {
-    all_or_rethrow(group, [&] {  // the others wait here, not in a collective of training's
+    all_or_rethrow(group, [&] {  // the other ranks wait here, not in a training collective
       if (first_rank) remove_old_steps(directory, iteration, options.retention);
     });
-  } catch (const std::exception& error) {  // the step is saved all the same
+  } catch (const std::exception& error) {  // the step is saved nevertheless
     if (first_rank && options.notice) options.notice("old checkpoints are kept: " + error_text(error));
   }
 }

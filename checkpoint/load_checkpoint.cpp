@@ -34,7 +34,7 @@ LoadReport compare_names(const CheckpointReader& reader, const ShardedTensors& t
   return report;
 }
 
-/// Weights and the optimizer's numbers, as the caller names them.
+/// Names of the weights and of the numbered parameters, from the caller's tensors.
 ModelNames names_of(const ShardedTensors& tensors, const LoadOptions& options) {
   ModelNames names{.parameters = options.parameters};
   for (const auto& [key, tensor] : tensors) {
@@ -50,7 +50,7 @@ Value report_value(const LoadReport& report) {
   return Tuple{{list_of(report.missing), list_of(report.unexpected)}};
 }
 
-/// Of all ranks: one may miss what is another's.
+/// Merges the reports of all ranks, since keys may be missing on some only.
 LoadReport merge_reports(const std::vector<Value>& reports) {
   std::set<std::string> missing, unexpected;
   for (const auto& report : reports) {
@@ -66,7 +66,7 @@ void check_fit(CheckpointReader& reader, const ShardedTensors& tensors, const Wa
   }
 }
 
-/// What cannot go straight to its place is read first, then the rest at once.
+/// First reads the tensors that need a conversion, then all others together.
 void read_tensors(CheckpointReader& reader, const ShardedTensors& tensors) {
   int64_t bytes = 0;
   for (const auto& [key, tensor] : tensors) bytes += static_cast<int64_t>(tensor.local.nbytes());
