@@ -26,7 +26,7 @@ std::string bytes_text(int64_t bytes) {
   return text;
 }
 
-/// The bytes of all files but the data.
+/// Verifies all files except the data files.
 void check_descriptions(const std::string& folder) {
   if (!has_manifest(folder)) return;
   for (const auto& file : read_manifest(folder).files) {

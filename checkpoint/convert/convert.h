@@ -11,12 +11,12 @@
 
 namespace megashard {
 
-// What the converters share.
+// Shared parts of the converters.
 
-/// Takes one line about what a conversion has done.
+/// Receives one line about the progress of a conversion.
 using ConvertProgress = std::function<void(const std::string& line)>;
 
-/// Counts tensors and their bytes: a long work, of which the last tensor says a line.
+/// Reports the progress of a conversion in tensors and bytes; the last tensor logs a line.
 class TensorCounter {
  public:
   TensorCounter(const ConvertProgress& progress, size_t total, int64_t total_bytes)
@@ -33,18 +33,16 @@ class TensorCounter {
 
 int64_t total_bytes(const std::vector<TensorInfo>& tensors);
 
-/// Throws unless `folder`, as it was given to `flag`, is there and may be one step's: of a
-/// directory of steps it names the one to give, of weights the converter to take. Checks the small
-/// files of the step, which say what it holds, as check_source_bytes does.
+/// Throws unless `folder`, the value of `flag`, exists and can be one step's. For a directory of steps the error names
+/// the step to pass, for weights the converter to use. Validates the small files that describe the step, as
+/// check_source_bytes does.
 void check_step_folder(const std::string& folder, const std::string& flag);
 
-/// Reads every byte of a step and compares it with manifest.json; throws an error that names the
-/// damaged file. A step without one, from PyTorch or Megatron, has no checksums: files that are too
-/// short are found when they are read.
+/// Reads every byte of a step and compares it with manifest.json. Throws an error that names the damaged file. A step
+/// without a manifest, from PyTorch or Megatron, has no checksums; truncated files are detected when they are read.
 void check_source_bytes(const std::string& folder, const ConvertProgress& progress);
 
-/// Throws when something is at `path`, which a converter would have to replace; an empty folder may
-/// be there.
+/// Throws if `path` exists, because a converter would have to replace it. An empty folder is accepted.
 void refuse_existing(const std::string& path, const std::string& flag);
 
 }  // namespace megashard

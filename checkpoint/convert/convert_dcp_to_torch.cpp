@@ -18,7 +18,7 @@
 namespace megashard {
 namespace {
 
-/// What an entry data/N of the new archive is copied from: a whole tensor, or bytes of a data file.
+/// Source of an entry data/N of the new archive: a whole tensor, or bytes of a data file.
 struct StorageSource {
   std::string tensor{};  // its key
   const InputFile* file = nullptr;
@@ -63,7 +63,7 @@ class DcpToTorch {
     return tensor_record(tensor.dtype, tensor.sizes, std::to_string(sources_.size() - 1));
   }
 
-  /// Its tensors' storages come along.
+  /// Also copies the storages of its tensors.
   Value value_of(const std::string& key, const DcpLocation& location) {
     TORCH_CHECK(!location.file.empty(), reader_.path(), "/.metadata does not say where ", key, " is stored");
     const auto& file = files_.try_emplace(location.file, reader_.path() + "/" + location.file).first->second;

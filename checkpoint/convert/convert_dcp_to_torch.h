@@ -6,10 +6,10 @@
 
 namespace megashard {
 
-/// Writes a torch_dcp folder as the one file that torch.distributed.checkpoint.format_utils'
-/// dcp_to_torch_save writes: the nested state dict, for torch.load. One tensor at a time is in
-/// memory. Every byte of the folder is checked first, where it has a manifest. The file appears
-/// under its name whole; one that is there already is refused, or, with `overwrite`, replaced then.
+/// Converts a torch_dcp folder to the single file that dcp_to_torch_save of torch.distributed.checkpoint.format_utils
+/// writes: the nested state dict, for torch.load. Holds one tensor in memory at a time. Verifies every byte of the
+/// folder first if it has a manifest. The file appears atomically. An existing one is refused, or replaced with
+/// `overwrite`.
 void convert_dcp_to_torch(const std::string& dcp_folder, const std::string& torch_path, const ConvertProgress& progress,
                           bool overwrite = false);
 

@@ -28,7 +28,7 @@ bool is_fused(const HfToStepOptions& options, const TensorInfo& info) {
          });
 }
 
-/// The weights by the keys that they get, file by file in the order of their data.
+/// The weights by their new keys, in the order of the files and of their data.
 class HfSource {
  public:
   explicit HfSource(const HfToStepOptions& options) : options_(options), weights_(open_hf_weights(options.hf_dir)) {
@@ -91,10 +91,10 @@ class HfSource {
   StepContent content_;
   std::unordered_map<std::string, std::string> source_of_;
   std::unordered_map<std::string, TensorInfo> info_of_;
-  std::string last_;  // source in memory
+  std::string last_;  // source that is in memory
 };
 
-/// What Megatron asks a checkpoint's args for, beside the network.
+/// Arguments that Megatron requires in a checkpoint's args, besides the network's.
 Value release_arguments(const WeightLayout& layout) {
   auto arguments = layout.arguments;
   for (const char* size : {"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",

@@ -25,7 +25,7 @@ namespace {
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kEmbeddings = "embed_tokens.weight";
 
-/// num_experts, of the language model where there are several; 0 when there is none.
+/// num_experts of the config, of the language model's part if there are several parts; 0 if there is none.
 int64_t expert_count(const nlohmann::ordered_json& config) {
   for (const auto* part : {"thinker_config", "text_config"}) {
     if (config.contains(part) && config[part].is_object()) return expert_count(config[part]);
@@ -66,7 +66,7 @@ class StepToHf {
     return read_hf_config(assets);
   }
 
-  /// The step's weights, under Hugging Face's names where it has Megatron's.
+  /// The step's weights, with Hugging Face's names also if it has Megatron's.
   static TensorStream model_of(const StepToHfOptions& options, const ConvertProgress& progress) {
     const auto& folder = options.load_dir;
     check_step_folder(folder, "--load-dir");

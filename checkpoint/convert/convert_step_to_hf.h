@@ -15,37 +15,33 @@ namespace megashard {
 
 struct StepToHfOptions {
   std::string load_dir;                                   ///< a step folder: .../iter_0000100 or .../release
-  CheckpointFormat format = CheckpointFormat::kTorchDcp;  ///< of the step
-  std::string save_dir;                                   ///< gets the safetensors and the assets
+  CheckpointFormat format = CheckpointFormat::kTorchDcp;  ///< format of the step
+  std::string save_dir;                                   ///< receives the safetensors and the assets
   std::string model_assets_dir;                           ///< its config and tokenizer files are copied; empty: none
-  /// Names of the model to write; a step that has other keys is read by them (step_names.h). Empty if unknown.
+  /// Names of the weights to write; they locate them in a step with other keys (step_names.h). Empty if unknown.
   ModelNames names{};
-  /// A key that begins with "model." + dcp_prefix is named hf_prefix + the rest; any other one of
-  /// the model what stands behind "model.".
+  /// A key that begins with "model." + dcp_prefix becomes hf_prefix + the rest; other model keys lose "model.".
   std::string dcp_prefix;
   std::string hf_prefix;
-  /// After that: a name in the model to the weight's; null: the same.
+  /// Applied after that: maps a name in the model to the weight's name in the files. Null: unchanged.
   std::function<std::string(const std::string&)> rename{};
-  /// Before all that: the step's weights, by their keys, in the shapes of the files; null: as they
-  /// are.
+  /// Applied first: changes the step's weights, by key, to the shapes in the files. Null: unchanged.
   std::function<TensorStream(TensorStream)> reshape{};
-  /// Parts of names: matrices [E * I, O] of such names are written as stacked experts [E, I, O], E
-  /// being num_experts of the assets' config.json. The name ends so, or lies below "experts.".
+  /// Name parts of matrices [E * I, O] to write as stacked experts [E, I, O], where E is num_experts in the assets'
+  /// config.json. They match names that end with them or that lie below "experts.".
   std::vector<std::string> fused_linear_names;
   bool to_bf16 = false;
-  const WeightLayout* megatron_layout = nullptr;  ///< that the step has; null: names stay
-  /// Looks at the weights under the names and in the sizes of the files, before any is read; throws
-  /// to refuse them. Null: nobody looks.
+  const WeightLayout* megatron_layout = nullptr;  ///< layout of the step; null: names are kept
+  /// Checks the weights, with names and sizes as in the files, before any is read; throws to refuse them. Null: no
+  /// check.
   std::function<void(const std::vector<TensorInfo>& weights)> check{};
   int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
 };
 
-/// Writes the model of a step as a Hugging Face model directory (MindSpeed-MM's
-/// dcp_to_hf). Optimizer state and values are left out. Where the assets' config.json ties lm_head
-/// to the embeddings and the step holds both: equal ones are written once, different ones make the
-/// written config.json say that they are not tied. Every byte of the step is checked first. What
-/// is in save_dir is replaced as save_hf_weights does, weights and assets together (whoever wants
-/// to keep it asks folder_refusal).
+/// Writes the model of a step as a Hugging Face model directory (MindSpeed-MM's dcp_to_hf). Optimizer state and values
+/// are left out. If the assets' config.json ties lm_head to the embeddings and the step holds both: equal weights are
+/// written once; if they differ, the written config.json declares them untied. Verifies every byte of the step first.
+/// Replaces weights and assets in save_dir together, as save_hf_weights does (call folder_refusal to protect them).
 void convert_step_to_hf(const StepToHfOptions& options, const ConvertProgress& progress);
 
 }  // namespace megashard

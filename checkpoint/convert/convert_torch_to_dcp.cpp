@@ -17,9 +17,9 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kMaxExpansion = 32;  // of a view with stride 0 over the whole file
+constexpr int64_t kMaxExpansion = 32;  // for a view with stride 0 over the whole file
 
-/// Its header is JSON, behind the header's length.
+/// A safetensors header is JSON, preceded by its length.
 bool is_safetensors(const InputFile& file) {
   std::string begin(9, '\0');
   if (file.size() < 9) return false;
@@ -43,7 +43,7 @@ const std::string& checked_path(const std::string& path) {
   return path;
 }
 
-/// Takes the file's values as they are nested, which the reader of open_checkpoint flattens.
+/// Writes the file's values nested; the reader of open_checkpoint would flatten them.
 class TorchToDcp {
  public:
   explicit TorchToDcp(const std::string& path)

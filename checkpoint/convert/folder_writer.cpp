@@ -92,7 +92,7 @@ void FolderWriter::next_file() {
   file_ = std::make_unique<OutputFile>(folder_ + "/" + file_name());
 }
 
-/// Steps that differ: tensors like the other buffers.
+/// Writes steps that differ as tensors, like the other buffers.
 void FolderWriter::write_steps(const ShardedTensors& steps) {
   std::map<std::string, DcpTensor> tensors;
   for (const auto& [key, step] : steps) {

@@ -16,31 +16,30 @@
 
 namespace megashard {
 
-/// Writes a step's folder from one process, one tensor at a time, so that no more than one is in
-/// memory: what converters need. The folder exists (StepWriter::begin).
+/// Writes a step's folder from one process, one tensor in memory at a time; used by converters. The folder must exist
+/// (StepWriter::begin).
 class FolderWriter {
  public:
-  /// `tensors`: all that will be written, by their torch_dcp keys ("model.<name>",
-  /// "optimizer.state.<name>.exp_avg"); torch_dist stores them under its own keys, layers stacked.
+  /// `tensors`: everything that will be written, by torch_dcp keys ("model.<name>", "optimizer.state.<name>.exp_avg").
+  /// torch_dist stores them under its own keys, with layers stacked.
   FolderWriter(std::string folder, CheckpointFormat format, const std::vector<TensorInfo>& tensors);
 
-  /// Each of `tensors` once, whole, in any order; throws for others, and for other sizes or dtypes.
+  /// Writes a whole tensor; each of `tensors` once, in any order. Throws for other keys, sizes or dtypes.
   void write(const std::string& key, const at::Tensor& whole);
-  /// A ShardedObject of torch_dist, under its whole key ("<name>/shard_<at>_<of>").
+  /// Writes a ShardedObject of torch_dist under its full key ("<name>/shard_<at>_<of>").
   void write_object(const std::string& key, const Value& object);
-  /// Further tensors go into a file of their own (__1_0.distcp, ...); there is one from the start.
+  /// Starts a new data file (__1_0.distcp, ...) for the following tensors. The first one is open from the start.
   void next_file();
-  /// The plain values, nested as save_checkpoint takes them; then the metadata. Throws when a
-  /// tensor has not been written. Everything is on the disk on return. Returns the files, for
-  /// StepWriter::commit.
+  /// Writes the plain values, nested as for save_checkpoint, and the metadata. Throws if a tensor is missing.
+  /// Everything is synced on return. Returns the files, for StepWriter::commit.
   std::vector<WrittenFile> finish(const Dict& values);
 
   int64_t bytes_in_file() const { return file_->position(); }
 
  private:
   struct Place {
-    size_t entry = 0;  // in metadata_
-    size_t chunk = 0;  // of that entry
+    size_t entry = 0;  // index in metadata_
+    size_t chunk = 0;  // index in that entry
     bool stacked = false;
     bool written = false;
   };
@@ -53,7 +52,7 @@ class FolderWriter {
   std::string folder_;
   CheckpointFormat format_;
   size_t announced_steps_ = 0;
-  ShardedTensors steps_;  // of torch_dist: held back, they are mostly one number for all
+  ShardedTensors steps_;  // torch_dist: kept until the end, because equal steps are stored once
   std::unordered_map<std::string, Place> places_;
   DcpMetadata metadata_;
   int files_ = 0;

@@ -52,7 +52,7 @@ void write_content(FolderWriter& writer, CheckpointFormat format, const StepCont
     writer.write_object(extra_state_key(module, content.tensors.tensors), Value());
 }
 
-/// Which step a folder holds, by its name.
+/// A writer for the step named as the folder.
 StepWriter same_step(const std::string& save_dir, const std::string& folder) {
   auto path = std::filesystem::absolute(folder).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
@@ -61,7 +61,7 @@ StepWriter same_step(const std::string& save_dir, const std::string& folder) {
   return step->is_release ? StepWriter::release(save_dir) : StepWriter(save_dir, step->iteration);
 }
 
-/// PyTorch's optimizer.state_dict() has numbers for names, which only the model tells.
+/// Throws if state is numbered, as by PyTorch's optimizer.state_dict(): only the model gives the names.
 void refuse_numbers(const CheckpointReader& reader) {
   for (const auto& info : reader.tensors()) {
     const auto parts = split_optimizer_state_key(info.name);
@@ -77,7 +77,7 @@ bool is_of_format(const std::string& key) {
   return key.find(kExtraStateShard) != std::string::npos || key.starts_with(kContentMetadata);
 }
 
-/// Leaves out the optimizer's state when it is in buckets, which belong to Megatron's own weights.
+/// Drops optimizer state in buckets, whose layout is that of Megatron's own weights.
 void drop_buckets(StepContent& content, const ConvertProgress& progress) {
   constexpr const char* kDistributed = ".distributed.";
   auto& tensors = content.tensors.tensors;
@@ -91,7 +91,7 @@ void drop_buckets(StepContent& content, const ConvertProgress& progress) {
            "place in another layout");
 }
 
-/// What the layout knows of the network, in the step's args.
+/// Adds the layout's description of the network to the step's args.
 void complete_arguments(Dict& values, const WeightLayout& layout) {
   const auto* args = values.find(kArgsKey);
   const auto* fields = args == nullptr ? nullptr : namespace_fields(*args);

@@ -12,31 +12,29 @@
 
 namespace megashard {
 
-/// A step as a converter writes it.
+/// Content of a step that a converter writes.
 struct StepContent {
   TensorStream tensors;
-  Dict values;                                    ///< nested, as save_checkpoint takes them
-  const WeightLayout* megatron_layout = nullptr;  ///< that the tensors have
-  std::unordered_set<std::string> file_starts;    ///< keys before which a new data file begins
+  Dict values;                                    ///< nested as for save_checkpoint
+  const WeightLayout* megatron_layout = nullptr;  ///< layout of the tensors
+  std::unordered_set<std::string> file_starts;    ///< keys before which a new data file starts
 };
 
-/// Writes and commits the step, beside others that may be there (StepWriter::commit_converted:
-/// none is replaced unless `overwrite`, the tracker never goes back). One tensor at a time is in
-/// memory, and what is read to make it. The step appears whole, or not at all.
+/// Writes and commits a step (StepWriter::commit_converted: replaces an existing one only with `overwrite`, never moves
+/// the tracker back). Holds one tensor and its sources in memory at a time. The step appears atomically.
 void write_step(StepWriter step, CheckpointFormat format, const StepContent& content, const ConvertProgress& progress,
                 bool overwrite);
 
 struct StepConversion {
   std::string load_dir;  ///< a step's folder: .../iter_0000100 or .../release
-  std::string save_dir;  ///< gets the step of the same name, and the tracker if it is the newest
+  std::string save_dir;  ///< receives the step of the same name, and the tracker if it is the newest
   CheckpointFormat from = CheckpointFormat::kTorchDcp;
   CheckpointFormat to = CheckpointFormat::kTorchDist;
-  const WeightLayout* megatron_layout = nullptr;  ///< of the torch_dist side; null: names stay
-  bool overwrite = false;                         ///< a step of that name in save_dir, which must not be load_dir
+  const WeightLayout* megatron_layout = nullptr;  ///< layout of the torch_dist side; null: names are kept
+  bool overwrite = false;                         ///< replaces a step in save_dir, which must not be load_dir
 };
 
-/// A whole step, optimizer and values included, in the other format. Every byte of the source is
-/// checked first.
+/// Converts a whole step, with optimizer and values, to the other format. Verifies every byte of the source first.
 void convert_step(const StepConversion& options, const ConvertProgress& progress);
 
 }  // namespace megashard

@@ -17,16 +17,16 @@
 namespace megashard {
 namespace {
 
-/// What stands around a weight's name in the keys of one kind of tensors.
+/// Parts of a key around the weight's name, for one kind of tensors.
 struct KeyFamily {
-  std::string buffer;  // of the optimizer; empty: the weights themselves
+  std::string buffer;  // optimizer buffer; empty: the weights themselves
   std::string key(const std::string& name) const {
     return is_model() ? model_key(name) : optimizer_state_key(name, buffer);
   }
   bool is_model() const { return buffer.empty(); }
 };
 
-/// The weights themselves, then each of the optimizer's buffers.
+/// One family for the weights, then one per optimizer buffer.
 std::vector<KeyFamily> families_of(const std::vector<TensorInfo>& tensors) {
   std::set<std::string> buffers;
   for (const auto& info : tensors) {
@@ -37,7 +37,7 @@ std::vector<KeyFamily> families_of(const std::vector<TensorInfo>& tensors) {
   return families;
 }
 
-/// What a changed stream is made of.
+/// Parts of a stream being changed.
 class StreamChange {
  public:
   explicit StreamChange(TensorStream stream) : from_(std::move(stream)) {
@@ -48,7 +48,7 @@ class StreamChange {
 
   const TensorStream& from() const { return from_; }
   std::vector<KeyFamily> families() const { return families_of(from_.tensors); }
-  /// The tensor of that key, which has its place then; null: there is none.
+  /// Returns the tensor with that key and marks it as used; null if there is none.
   const TensorInfo* take(const std::string& key) {
     const auto found = infos_.find(key);
     if (found == infos_.end()) return nullptr;
@@ -104,7 +104,7 @@ void add_megatron_weight(StreamChange& change, const KeyFamily& family, const Me
       first = info;
     }
   }
-  if (first == nullptr && !family.is_model()) return;  // the optimizer does not train it
+  if (first == nullptr && !family.is_model()) return;  // a weight that the optimizer does not train
   for (const auto& key : absent) change.miss(key);
   if (!absent.empty()) return;
   const bool is_scalar = first->sizes.empty();  // the optimizer's step
@@ -154,7 +154,7 @@ void add_sources(StreamChange& change, const KeyFamily& family, const MegatronWe
     change.add({family.key(weight.sources[i]), stored->dtype, is_scalar ? stored->sizes : source_sizes(weight, i)},
                [weight, key, i, is_scalar, last](const TensorStream& from) {
                  if (is_scalar) return from.read(key);
-                 if (last->key != key) *last = {};  // let go of it before the next is read
+                 if (last->key != key) *last = {};  // free it before the next is read
                  if (last->key != key) *last = {key, from.read(key)};
                  return split_source(weight, i, last->tensor);
                });
@@ -166,7 +166,7 @@ void add_sources(StreamChange& change, const KeyFamily& family, const MegatronWe
 TensorStream stream_of(const std::shared_ptr<CheckpointReader>& reader) {
   TensorStream stream;
   stream.where = reader->path();
-  std::unordered_set<std::string> further;  // of tensors that the stream has
+  std::unordered_set<std::string> further;  // additional keys of tensors in the stream
   for (const auto& [key, first] : reader->tied_keys()) further.insert(key);
   for (const auto& info : reader->tensors()) {
     if (!reader->is_value(info.name) && further.count(info.name) == 0) stream.tensors.push_back(info);

@@ -16,25 +16,24 @@
 
 namespace megashard {
 
-/// Tensors of a checkpoint on their way through a converter, by their torch_dcp keys
-/// ("model.<name>", "optimizer.state.<name>.exp_avg"). None is read before it is asked for.
+/// Tensors of a checkpoint that pass through a converter, by torch_dcp keys ("model.<name>",
+/// "optimizer.state.<name>.exp_avg"). Each is read on request.
 struct TensorStream {
-  std::vector<TensorInfo> tensors;                         ///< in the order in which they are read best
-  std::function<at::Tensor(const std::string& key)> read;  ///< whole, on the CPU
-  std::string where;                                       ///< for messages
+  std::vector<TensorInfo> tensors;                         ///< in the best order for reading
+  std::function<at::Tensor(const std::string& key)> read;  ///< the whole tensor on the CPU
+  std::string where;                                       ///< source, for messages
 };
 
-/// All tensors of a checkpoint but those in its plain values and further keys of tied ones.
+/// All tensors of a checkpoint except those in its plain values and additional keys of tied ones.
 TensorStream stream_of(const std::shared_ptr<CheckpointReader>& reader);
 
-/// The same tensors under Megatron's names and in its order of rows; the optimizer's buffers follow
-/// their weights. A weight that the layout needs and the stream lacks, or that the layout has no
-/// place for, is an error that lists them.
+/// The tensors with Megatron's names and row order; optimizer buffers follow their weights. Throws and lists the
+/// weights that the layout needs and the stream lacks, or that the layout does not have.
 TensorStream as_megatron(TensorStream stream, const WeightLayout& layout);
-/// The way back. One Megatron weight is kept for the sources that come from it.
+/// Inverse of as_megatron. Keeps one Megatron weight in memory for the sources that are cut from it.
 TensorStream as_hugging_face(TensorStream stream, const WeightLayout& layout);
 
-/// Changes the weights' names in values' optimizer.param_groups: to Megatron's, or back.
+/// Renames the weights in optimizer.param_groups of `values`: to Megatron's names, or back.
 void rename_groups(Dict& values, const WeightLayout& layout, bool to_megatron);
 
 }  // namespace megashard
