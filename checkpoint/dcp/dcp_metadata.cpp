@@ -14,7 +14,7 @@ namespace megashard {
 namespace {
 
 constexpr const char* kModule = "torch.distributed.checkpoint.metadata.";
-// megatron-core 0.15 pickles this one, which has one field more.
+// Pickled by megatron-core 0.15, with one more field.
 constexpr const char* kMegatronRoot = "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata";
 constexpr const char* kStorageInfo = "torch.distributed.checkpoint.filesystem._StorageInfo";
 constexpr int64_t kMaxBytes = int64_t{4} << 30;
@@ -81,7 +81,7 @@ void add_locations(Dict& storage, const DcpEntry& entry) {
 
 // Reading.
 
-/// The fields of an object of that class.
+/// Fields of an object; throws if it is of another class.
 const Value& state_of(const Value& value, const std::string& class_name) {
   const auto* object = value.object();
   TORCH_CHECK(object != nullptr && object->class_name == class_name, "expected ", class_name, ", got ", value.kind());
@@ -209,7 +209,7 @@ class MetadataReader {
 
   DcpMetadata metadata_;
   std::unordered_map<std::string, size_t> entries_;
-  std::unordered_map<size_t, std::map<std::vector<int64_t>, size_t>> chunks_;  // by entry, by offsets
+  std::unordered_map<size_t, std::map<std::vector<int64_t>, size_t>> chunks_;  // entry -> offsets -> chunk
 };
 
 }  // namespace

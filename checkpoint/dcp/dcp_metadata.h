@@ -16,9 +16,9 @@
 
 namespace megashard {
 
-/// Where one item (a torch archive) lies in a checkpoint folder.
+/// Location of an item (a torch archive) in a checkpoint folder.
 struct DcpLocation {
-  std::string file{};  ///< a name inside the folder; empty: the metadata does not say
+  std::string file{};  ///< name inside the folder; empty: not in the metadata
   FileRange range{};
 };
 
@@ -27,30 +27,29 @@ struct DcpChunk {
   std::vector<int64_t> offsets{};
   std::vector<int64_t> sizes{};
   DcpLocation location{};
-  int leading_ones = 0;  ///< axes of length 1 that the stored item has before `sizes` (stacks)
+  int leading_ones = 0;  ///< axes of length 1 in the stored item before `sizes` (stacked layers)
 };
 
-/// A tensor in chunks (TensorStorageMetadata).
+/// A tensor stored as chunks (TensorStorageMetadata).
 struct DcpTensor {
   at::ScalarType dtype = at::ScalarType::Float;
   std::vector<int64_t> sizes{};
   std::vector<DcpChunk> chunks{};
 };
 
-/// A plain value in an item of its own (BytesStorageMetadata).
+/// A plain value stored as its own item (BytesStorageMetadata).
 struct DcpBytes {
   DcpLocation location{};
-  bool is_sharded_object = false;  ///< stored as Megatron does: a list of this one object
+  bool is_sharded_object = false;  ///< stored as by Megatron: a list with this object
 };
 
-/// A plain value of torch_dist that has been read already, with others.
+/// A plain value of torch_dist that has been read already, together with others.
 struct DcpKnownValue {
   Value value{};
-  DcpLocation location{};  ///< of the item that all of them lie in
+  DcpLocation location{};  ///< item that contains all of them
 };
 
-/// The step of one weight's optimizer state, which torch_dist keeps once for all of them: a float32
-/// tensor without dimensions.
+/// The step of a weight's optimizer state, which torch_dist stores once for all weights: a float32 scalar tensor.
 struct DcpCommonStep {
   Value value{};
 };
@@ -58,28 +57,28 @@ struct DcpCommonStep {
 /// One key of a checkpoint.
 struct DcpEntry {
   std::string key{};
-  std::vector<Value> path{};  ///< strings and list indices: the key's place in the nested state dict
+  std::vector<Value> path{};  ///< strings and list indices: position in the nested state dict
   std::variant<DcpTensor, DcpBytes, DcpKnownValue, DcpCommonStep> stored{};
 
   /// Null for plain values, and for a common step.
   const DcpTensor* tensor() const { return std::get_if<DcpTensor>(&stored); }
   DcpTensor* tensor() { return std::get_if<DcpTensor>(&stored); }
-  /// Of a tensor or a common step; nothing for plain values.
+  /// The tensor or common step; nullopt for plain values.
   std::optional<TensorInfo> tensor_info() const;
-  /// Of its items, as far as the metadata says them.
+  /// Locations of its items that the metadata contains.
   std::vector<DcpLocation> locations() const;
 };
 
-/// torch.distributed.checkpoint.metadata.Metadata: the content of a folder's .metadata file.
+/// Content of a .metadata file (torch.distributed.checkpoint.metadata.Metadata).
 struct DcpMetadata {
   std::vector<DcpEntry> entries;
 };
 
-/// Reads DIR/.metadata as plain data; throws for a missing, damaged or inconsistent one.
+/// Reads DIR/.metadata as plain data. Throws if it is missing, damaged or inconsistent.
 DcpMetadata read_dcp_metadata(const std::string& folder);
-/// The same of such a file's content; `path` stands in messages.
+/// As read_dcp_metadata, from the content of the file; `path` is used in messages.
 DcpMetadata parse_dcp_metadata(std::string_view pickle, const std::string& path);
-/// Writes DIR/.metadata at once (.metadata.tmp, fsync, rename), after all that it names.
+/// Writes DIR/.metadata atomically (.metadata.tmp, fsync, rename). Call it after all files that it names are written.
 WrittenFile write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata);
 
 }  // namespace megashard

@@ -21,11 +21,11 @@ bool overlap(const DcpChunk& a, const DcpChunk& b) {
 }
 
 using Boxes = std::span<const DcpChunk*>;
-constexpr int kMaxPartings = 16;  // shards of shards need as many as a tensor has dimensions
+constexpr int kMaxPartings = 16;  // nested shards need one per dimension of the tensor
 constexpr size_t kMaxPairedBoxes = 4096;
 
-/// Throws when two of the boxes overlap. Those on two sides of a plane do not; groups that no plane
-/// parts are compared pair by pair.
+/// Throws if two boxes overlap. Boxes on different sides of a plane do not; groups that no plane separates are compared
+/// pairwise.
 void check_apart(const std::string& key, Boxes boxes, int partings = 0) {
   const auto axes = boxes.size() < 2 || partings == kMaxPartings ? 0 : boxes[0]->sizes.size();
   for (size_t axis = 0; axis < axes; ++axis) {
@@ -127,7 +127,7 @@ class PlanMerger {
     holders_[holder->second].places.emplace_back(rank, number);
   }
 
-  /// What only one rank may write is settled first; the rest goes where the least is planned so far.
+  /// Assigns items that only one rank may write, then the others to the rank with the least to write.
   void assign() {
     std::vector<size_t> owner(holders_.size(), SIZE_MAX);
     for (size_t i = 0; i < holders_.size(); ++i) {
@@ -164,7 +164,7 @@ class PlanMerger {
   std::vector<int64_t> bytes_;
   SavePlan plan_;
   std::unordered_map<std::string, size_t> entry_of_;
-  std::vector<std::map<std::vector<int64_t>, size_t>> chunk_of_;  // by entry: offsets -> holders
+  std::vector<std::map<std::vector<int64_t>, size_t>> chunk_of_;  // entry -> offsets -> index in holders_
   std::vector<Holders> holders_;
 };
 

@@ -10,7 +10,7 @@
 
 namespace megashard {
 
-/// What one rank could write: a shard of a tensor, or a plain value.
+/// One item that a rank can write: a shard of a tensor, or a plain value.
 struct WriteItem {
   std::string key;
   std::vector<Value> path;
@@ -19,48 +19,46 @@ struct WriteItem {
   std::vector<int64_t> global_sizes{};
   std::vector<int64_t> offsets{};
   std::vector<int64_t> sizes{};
-  bool is_unsharded = false;  ///< no sharding keeps it equal on the ranks that have it: buffers
+  bool is_unsharded = false;  ///< not kept equal across ranks by any sharding: buffers
 
-  int64_t bytes() const;  ///< of its data; 1 for plain values
+  int64_t bytes() const;  ///< size of its data; 1 for plain values
   bool operator==(const WriteItem&) const = default;
 };
 
 using RankPlan = std::vector<WriteItem>;
 
-/// Values first, then tensors, in the order given.
+/// Values first, then tensors, in the given order.
 RankPlan make_rank_plan(const ShardedTensors& tensors, const std::vector<FlatValue>& values);
-// As ranks tell each other.
+// Serialisation for the exchange between ranks.
 Value plan_value(const RankPlan& plan);
 RankPlan plan_of(const Value& value);
 
-/// Who writes what, the same on every rank.
+/// Assignment of items to ranks; identical on all ranks.
 struct SavePlan {
   struct Write {
-    size_t item;   ///< in the rank's own plan
-    size_t entry;  ///< in the metadata
-    size_t chunk;  ///< of that entry, if it is a tensor
+    size_t item;   ///< index in the rank's own plan
+    size_t entry;  ///< index in the metadata
+    size_t chunk;  ///< index in that entry, for tensors
   };
-  std::vector<std::vector<Write>> writes;  ///< one list a rank
-  DcpMetadata metadata;                    ///< complete but for the locations
+  std::vector<std::vector<Write>> writes;  ///< one list per rank
+  DcpMetadata metadata;                    ///< complete except for the locations
 };
 
-/// Throws when the chunks of a tensor do not tile it: inside it, apart from each other, and its
-/// volume in all. As many steps as sorting takes, for shards of shards; of boxes in another order,
-/// which are compared pair by pair, it refuses too many.
+/// Throws unless the chunks tile the tensor: inside it, disjoint, and with its volume in total. Takes the time of a
+/// sort for nested shards. Boxes in other arrangements are compared pairwise; too many of them are refused.
 void check_tiling(const std::string& key, const DcpTensor& tensor);
 
-/// The plan of the last save, kept for the next one (torch's enable_plan_caching): it is the same
-/// while every rank has the same items as before.
+/// The last save's plan, reused (torch's enable_plan_caching) while every rank has the same items as before.
 struct SavePlanCache {
   RankPlan mine;
   std::shared_ptr<const SavePlan> plan;
-  bool told_of_copies = false;  ///< ranks that hold different copies were told of once
+  bool told_of_copies = false;  ///< differing copies on the ranks have been reported
 };
 
-/// Merges the ranks' plans: what several ranks hold (replicas, values, empty shards) is written
-/// once, by the one with the least to write; what is_unsharded by the first rank that has it, so that
-/// tensors that differ between ranks (a BatchNorm's mean and variance) are all of one. Throws when
-/// ranks disagree on a tensor, or its chunks do not cover it exactly.
+/// Merges the ranks' plans. Items on several ranks (replicas, values, empty shards) are written once, by the rank with
+/// the least to write; is_unsharded ones by the first rank that has them, so that tensors that differ between ranks
+/// (mean and variance of a BatchNorm) come from one rank. Throws if ranks disagree on a tensor, or if its chunks do not
+/// tile it.
 SavePlan make_save_plan(const std::vector<RankPlan>& plans);
 
 }  // namespace megashard

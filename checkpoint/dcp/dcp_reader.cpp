@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kBytesAtOnce = 64 << 20;
 
-/// A box that a chunk and a shard share, from the start of each.
+/// Intersection of a chunk and a shard, as offsets in each.
 struct Overlap {
   std::vector<int64_t> in_chunk;
   std::vector<int64_t> in_local;
@@ -46,15 +46,15 @@ at::Tensor narrow_to(at::Tensor tensor, const std::vector<int64_t>& offsets, con
   return tensor;
 }
 
-/// The box is whole rows of the chunk, and `target` is plain memory for them.
+/// True if the box is whole rows of the chunk and `target` is contiguous CPU memory of the same dtype.
 bool can_read_into(const at::Tensor& target, const StoredTensor& stored, const Overlap& box) {
   return target.device().is_cpu() && target.is_contiguous() && target.scalar_type() == stored.dtype &&
          stored.is_contiguous() &&
          (box.sizes.empty() || std::equal(box.sizes.begin() + 1, box.sizes.end(), stored.sizes.begin() + 1));
 }
 
-/// Whether a tensor is a part of a plain value: torch_dcp keeps the tensors in lists of dicts (and in
-/// rng_state, of any shape) apart from what is around them. False for weights and optimizer state.
+/// True if the tensor is a part of a plain value: torch_dcp stores tensors in lists of dicts (and in rng_state, of any
+/// shape) apart from the rest. False for weights and optimizer state.
 bool is_in_value(const DcpEntry& entry) {
   if (entry.path.empty() || is_model_key(entry.key) || entry.key.starts_with(kOptimizerStatePrefix)) return false;
   return entry.path[0] == Value(kRngStateKey) ||
@@ -186,7 +186,7 @@ at::Tensor DcpReader::read_rows(const std::string& key, int64_t begin, int64_t c
   TORCH_CHECK_VALUE(begin >= 0 && count >= 0 && count <= rows_there - begin, key, " has ", rows_there, " rows, not ",
                     begin, " to ", begin + count);
   if (const auto* tensor = entry.tensor()) {
-    int64_t stored_bytes = 0;  // before memory is asked for: sizes alone prove nothing
+    int64_t stored_bytes = 0;  // checked before memory is allocated: sizes may be wrong
     for (const auto& chunk : tensor->chunks)
       stored_bytes += std::min(chunk.location.range.length, open(chunk.location, key).size());
     const auto bytes = tensor_bytes(*info);

@@ -13,10 +13,10 @@
 
 namespace megashard {
 
-/// A step's folder open for reading.
+/// A step's folder opened for reading.
 class DcpReader : public CheckpointReader {
  public:
-  /// Of a torch_dist folder the metadata are told as torch_dcp's (view_torch_dist).
+  /// The metadata of a torch_dist folder must have torch_dcp's form (view_torch_dist).
   DcpReader(std::string folder, CheckpointFormat format, DcpMetadata metadata);
 
   const std::vector<DcpEntry>& entries() const { return metadata_.entries; }
@@ -26,10 +26,10 @@ class DcpReader : public CheckpointReader {
   std::vector<std::string> file_names() const override { return names_in(path()); }
   TiedKeys tied_keys() const override { return find_tied_keys(entries()); }
   at::Tensor read_rows(const std::string& key, int64_t begin, int64_t count) override;
-  /// Throws before it reads when the chunks leave a part of the tensor out or lie over each other.
+  /// Throws before reading if the chunks leave a part of the tensor out or overlap.
   void read_into(const std::string& key, const ShardedTensor& into, ReadQueue& reads) override;
-  /// Also throws when the chunks do not tile the tensor, and for a plain value that is no number or
-  /// stands against more than one element: optimizers differ in whether `step` is a tensor.
+  /// Also throws if the chunks do not tile the tensor, and for a plain value that is not a number or is requested as a
+  /// tensor of several elements (optimizers differ in whether `step` is a tensor).
   void check_fit(const std::string& key, const ShardedTensor& into) override;
   Value read_value(const std::string& key) override;
   CheckedBytes verify(const FaultSink& fault) override;
@@ -47,10 +47,10 @@ class DcpReader : public CheckpointReader {
   DcpMetadata metadata_;
   std::unordered_map<std::string, size_t> index_;
   std::unordered_map<std::string, InputFile> files_;
-  std::unordered_set<std::string> checked_;  // tensors whose chunks were looked at
+  std::unordered_set<std::string> checked_;  // tensors with validated chunks
 };
 
-/// The tensor that a chunk's bytes hold; throws when it is not what the metadata says.
+/// Finds the tensor in a chunk's bytes. Throws if it does not match the metadata.
 StoredTensor find_stored_chunk(const InputFile& file, const std::string& key, const DcpTensor& tensor,
                                const DcpChunk& chunk);
 

@@ -16,7 +16,7 @@
 namespace megashard {
 namespace {
 
-/// A rank's data file as it is on the disk, and the ranges of its items in the plan's order.
+/// Result of a rank: its data file and the ranges of its items in the plan's order.
 Value written_value(const WrittenFile& file, const std::vector<FileRange>& ranges) {
   List items;
   for (const auto& range : ranges) items.items.emplace_back(Tuple{{range.offset, range.length}});
@@ -28,7 +28,7 @@ WrittenFile file_in(const Value& written) {
   return {fields.at(0).as_string(), fields.at(1).as_int(), static_cast<uint32_t>(fields.at(2).as_int())};
 }
 
-/// Puts the locations into the metadata and returns the files.
+/// Adds the ranks' locations to the metadata and returns the files.
 std::vector<WrittenFile> collect(const SavePlan& plan, DcpMetadata& metadata, const std::vector<Value>& results) {
   std::vector<WrittenFile> files;
   for (size_t rank = 0; rank < results.size(); ++rank) {
@@ -48,8 +48,8 @@ std::vector<WrittenFile> collect(const SavePlan& plan, DcpMetadata& metadata, co
   return files;
 }
 
-/// Every rank's items, merged; the plan of `cache` where all have said, in one exchange, that
-/// theirs are the same.
+/// Merges the items of all ranks. Reuses the plan in `cache` if all ranks agree, in one exchange, that theirs are
+/// unchanged.
 std::shared_ptr<const SavePlan> plan_save(const ShardedTensors& tensors, const std::vector<FlatValue>& values,
                                           const ProcessGroupPtr& group, SavePlanCache& cache) {
   RankPlan mine;

@@ -13,22 +13,21 @@
 
 namespace megashard {
 
-/// Chooses the keys of tensors in .metadata.
+/// Naming of tensors in .metadata.
 struct DcpNaming {
-  TiedKeys tied{};          ///< further keys: PyTorch finds a tensor under each, and it is written once
-  bool bare_names = false;  ///< weights at the top, "lm_head.weight", as PyTorch's dcp.save(model.state_dict()) does
+  TiedKeys tied{};          ///< additional keys under which PyTorch finds a tensor that is stored once
+  bool bare_names = false;  ///< weights at top level ("lm_head.weight"), as in dcp.save(model.state_dict())
 };
 
-/// Saves tensors and plain values into an existing folder as torch.distributed.checkpoint does:
-/// __{rank}_0.distcp from every rank, then .metadata from rank 0. Collective over `group` (null:
-/// this process alone). Values are nested; each rank may give others: what several ranks give under
-/// one key must be equal, and is written once. Files are on the disk on return. A failure on one
-/// rank is an error on all, and leaves no .metadata. Returns on rank 0 all files that were written.
-/// `plans`, one a rank, saves the exchange and the merging of plans while nothing has changed.
+/// Saves tensors and plain values into an existing folder as torch.distributed.checkpoint does: __{rank}_0.distcp from
+/// every rank, then .metadata from rank 0. Collective over `group` (null: this process alone). Values are nested; ranks
+/// may pass different ones. Values that several ranks pass under one key must be equal and are written once. Files are
+/// synced on return. A failure on one rank throws on all and leaves no .metadata. Returns all written files on rank 0.
+/// `plans`, one per rank, avoids the exchange and merge of plans while nothing has changed.
 std::vector<WrittenFile> save_dcp(const std::string& folder, const ShardedTensors& tensors, const Dict& values,
                                   const ProcessGroupPtr& group, SavePlanCache* plans = nullptr,
                                   const DcpNaming& naming = {});
-/// The same with values under keys of their own, each stored as it is.
+/// As above, for values that already have keys of their own.
 std::vector<WrittenFile> save_dcp(const std::string& folder, const ShardedTensors& tensors,
                                   const std::vector<FlatValue>& values, const ProcessGroupPtr& group,
                                   SavePlanCache* plans = nullptr, const DcpNaming& naming = {});

@@ -8,8 +8,8 @@
 
 namespace megashard {
 
-/// The model's tensors that ranks hold whole and no sharding keeps equal, such as a BatchNorm's running
-/// statistics, whose bytes are not the same on all ranks. Collective over `group` (null: this process alone).
+/// Names of the model's unsharded tensors, such as running statistics of BatchNorm, whose bytes differ between ranks.
+/// Collective over `group` (null: this process alone).
 std::vector<std::string> differing_copies(const ShardedTensors& tensors, const ProcessGroupPtr& group);
 
 }  // namespace megashard

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kState = "state.";
 
-/// The number of a parameter in the state of PyTorch's optimizer.state_dict(); nothing for a name.
+/// The number of a parameter in PyTorch's optimizer.state_dict(); nullopt for names.
 std::optional<size_t> number_of(std::string_view name) {
   size_t number = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
@@ -33,7 +33,7 @@ std::string_view without_buffer(std::string_view key) {
   return dot == key.npos ? std::string_view() : key.substr(0, dot);
 }
 
-/// Finds what stands before the names: each key votes for the prefixes that leave a known name of it.
+/// Finds the prefixes of a step's names: each key votes for the prefixes before a known name.
 class NameSearch {
  public:
   explicit NameSearch(const ModelNames& model) {
@@ -77,7 +77,7 @@ class NameSearch {
       begin = dot == key.npos ? key.size() : dot + 1;
       if (!before.ends_with(last_part)) continue;
       const auto prefix = std::string(before.substr(0, before.size() - last_part.size()));
-      if (!prefix.empty() && prefix.back() != '.') continue;  // "rng_state."
+      if (!prefix.empty() && prefix.back() != '.') continue;  // such as "rng_state."
       if (whole_.contains(name)) ++votes[{prefix, false}];
       if (short_.contains(name)) ++votes[{prefix, true}];
       if (!last_part.empty() && number_of(name)) ++votes[{prefix, false}];
@@ -98,7 +98,7 @@ class NameSearch {
     return best == nullptr ? std::nullopt : std::optional(*best);
   }
 
-  /// Of a model that nothing is known of.
+  /// True if the weights have no prefix; for an unknown model.
   static bool are_at_the_top(const std::vector<DcpEntry>& entries) {
     const auto is_weight_at_top = [](const DcpEntry& entry) {
       return entry.tensor() != nullptr && entry.path.size() == 1 && !is_optimizer_key(entry.key) &&
@@ -132,7 +132,7 @@ class Renaming {
   }
 
  private:
-  /// A name in the step -> the weight's.
+  /// Converts a name in the step to the weight's.
   std::string whole(std::string name) const {
     const bool lacks = !names_.dropped.empty() && !known_.contains(name) && known_.contains(names_.dropped + name);
     return lacks ? names_.dropped + name : name;
@@ -191,10 +191,10 @@ class Renaming {
   const StepNames& names_;
   std::unordered_set<std::string> known_;
   const std::vector<std::string>& parameters_;
-  std::unordered_map<std::string, const std::vector<int64_t>*> sizes_;  // by key
+  std::unordered_map<std::string, const std::vector<int64_t>*> sizes_;  // key -> sizes
 };
 
-/// Numbers count through one group behind the other, which no longer is the order of the model.
+/// Throws for several groups: numbers count through all groups, which need not be the order of the model.
 void check_groups(const DcpMetadata& metadata, const StepNames& names) {
   const auto second = names.optimizer + kParamGroupsKey + ".1.";
   const auto first_number = names.optimizer + std::string(kState) + "0.";

@@ -40,7 +40,7 @@ void add_tied_keys(DcpMetadata& metadata, const TiedKeys& tied) {
 
 TiedKeys find_tied_keys(const std::vector<DcpEntry>& entries) {
   TiedKeys tied;
-  std::map<std::pair<std::string, int64_t>, const DcpEntry*> firsts;  // by file, offset of chunk 0
+  std::map<std::pair<std::string, int64_t>, const DcpEntry*> firsts;  // (file, offset of chunk 0) -> entry
   for (const auto& entry : entries) {
     const auto* tensor = entry.tensor();
     if (tensor == nullptr || tensor->chunks.empty()) continue;

@@ -7,9 +7,9 @@
 
 namespace megashard {
 
-/// Gives each further key an entry with the chunks of the other; throws when that has none.
+/// Adds an entry with the same chunks for each additional key. Throws if the stored key has no entry.
 void add_tied_keys(DcpMetadata& metadata, const TiedKeys& tied);
-/// The other way: entries that name the very chunks, all of them stored, of an entry before them.
+/// Inverse: finds entries with the same chunks, all of them stored, as an earlier entry.
 TiedKeys find_tied_keys(const std::vector<DcpEntry>& entries);
 
 }  // namespace megashard

@@ -95,7 +95,7 @@ CheckedBytes verify_dcp(const std::string& folder, const std::vector<DcpEntry>& 
   for (const auto& entry : entries) {
     if (const auto* tensor = entry.tensor()) verification.check_tensor(entry, *tensor);
   }
-  // Values as they are stored: torch_dist's reader has made others of some of them.
+  // Values as stored, because torch_dist's reader converts some of them.
   const auto stored = read_dcp_metadata(folder);
   for (const auto& entry : stored.entries) {
     if (const auto* bytes = std::get_if<DcpBytes>(&entry.stored)) verification.check_bytes(entry, *bytes);

@@ -8,9 +8,9 @@
 
 namespace megashard {
 
-/// Every byte of a step's folder but those of its manifest: `entries` are its tensors, as DcpReader
-/// has them. Each item against its CRC-32 and what the metadata says of it; whether the chunks of each
-/// tensor tile it; and that no byte belongs to two items, but for keys of one tensor.
+/// Verifies every byte of a step's folder except its manifest; `entries` are its tensors, from DcpReader. Checks each
+/// item against its CRC-32 and the metadata, that chunks tile their tensors, and that items do not overlap (except keys
+/// of one tensor).
 CheckedBytes verify_dcp(const std::string& folder, const std::vector<DcpEntry>& entries, const FaultSink& fault);
 
 }  // namespace megashard
