@@ -24,13 +24,13 @@ std::string hidden_beside(const std::string& path, const char* suffix) {
   return (named.parent_path() / ("." + named.filename().string() + suffix)).string();
 }
 
-/// NAME of .NAMESUFFIX; empty: it is no such name.
+/// NAME of .NAMESUFFIX; empty for other names.
 std::string name_of_hidden(const std::string& hidden, const std::string& suffix) {
   const bool is_such = hidden.starts_with(".") && hidden.ends_with(suffix) && hidden.size() > suffix.size();
   return is_such ? hidden.substr(1, hidden.size() - 1 - suffix.size()) : "";
 }
 
-/// False when somebody else has it. Where the file system has no such locks, they keep nobody out.
+/// False if another process has the lock. True if the file system has no such locks.
 bool take_lock(int descriptor) { return ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
 
 bool is_locked(const std::string& folder) {
@@ -41,7 +41,7 @@ bool is_locked(const std::string& folder) {
   return !is_free;
 }
 
-/// The folder's lock, until the last of the pointers is gone or this process ends.
+/// Locks the folder until the last copy of the pointer is destroyed or the process ends.
 std::shared_ptr<void> lock_folder(const std::string& folder) {
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   TORCH_CHECK(descriptor >= 0, "cannot open the folder ", folder, ": ", std::strerror(errno));
@@ -62,7 +62,7 @@ void AtomicFolder::begin() {
   try {
     make_directories(hidden_);
   } catch (...) {
-    ::rmdir(hidden_.c_str());  // made, but not durably
+    ::rmdir(hidden_.c_str());  // it exists, but not durably
     throw;
   }
   lock_ = lock_folder(hidden_);
@@ -83,7 +83,7 @@ void AtomicFolder::publish() {
 }
 
 void AtomicFolder::abandon() noexcept {
-  if (lock_ == nullptr) return;  // not begun, or done
+  if (lock_ == nullptr) return;  // not begun, or published
   try {
     remove_directory(hidden_);
     if (path_exists(path_)) {
@@ -92,7 +92,7 @@ void AtomicFolder::abandon() noexcept {
       rename_durably(aside_, path_);
     }
     lock_ = nullptr;
-  } catch (const std::exception&) {  // the next writer tries again, and tells
+  } catch (const std::exception&) {  // the next writer retries and reports it
   }
 }
 

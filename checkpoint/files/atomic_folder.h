@@ -6,23 +6,22 @@
 
 namespace megashard {
 
-/// A folder being written, PARENT/NAME. Its files go into the hidden PARENT/.NAME.tmp, which
-/// publish() renames: until then readers see what was there before, and a crash leaves only hidden
-/// folders. The hidden one is locked (flock) while it is written, so that nobody else takes it for
-/// such a rest.
+/// Writes a folder PARENT/NAME atomically. Files go into the hidden PARENT/.NAME.tmp, which publish() renames. Until
+/// then readers see the previous folder; a crash leaves only hidden folders. The hidden folder is locked (flock) while
+/// it is written, so that no other process removes it as a leftover.
 class AtomicFolder {
  public:
   explicit AtomicFolder(const std::string& path);
 
   const std::string& path() const { return path_; }
   const std::string& hidden() const { return hidden_; }
-  /// Makes the hidden folder, empty. Throws when another process writes it.
+  /// Creates the hidden folder, empty. Throws if another process is writing it.
   void begin();
-  /// With all files synced. The hidden folder gets its name, durably. An old one of that name
-  /// changes places with it at once and is removed; where the file system cannot do that, it is
-  /// PARENT/.NAME.old for a moment in which nothing has the name.
+  /// Renames the hidden folder to PARENT/NAME, durably. Call it after all files are synced. An existing folder is
+  /// exchanged atomically and then removed. If the file system cannot exchange, it is PARENT/.NAME.old for a moment, in
+  /// which no folder has the name.
   void publish();
-  /// After a failure: removes what was written, and gives an old folder its name back. Does not throw.
+  /// Cleans up after a failure: removes the hidden folder and restores the name of an old one. Does not throw.
   void abandon() noexcept;
 
  private:
@@ -32,18 +31,17 @@ class AtomicFolder {
   std::shared_ptr<void> lock_;
 };
 
-/// Whether a hidden folder of that name is there: its writer is at work, or was cut short.
+/// True if the hidden folder PARENT/.NAME.tmp exists: its writer is running or was interrupted.
 bool is_unfinished(const std::string& path);
-/// Renames the folder to PARENT/.NAME.removed, then deletes it: readers never see half of it.
+/// Renames the folder to PARENT/.NAME.removed, then deletes it, so that readers never see a partial folder.
 void remove_atomically(const std::string& path);
-/// NAME of the hidden folder .NAME.old; empty: it is another thing.
+/// Returns NAME of a hidden folder .NAME.old; empty for other names.
 std::string name_of_aside(const std::string& hidden_name);
-/// Removes what writers and removers of PARENT/NAME that were cut short have left, for the names
-/// that `is_ours`, but for what another process is writing; an old folder without a new one gets
-/// its name back.
+/// Removes leftovers of interrupted writers and removers of PARENT/NAME, for each NAME accepted by `is_ours`. Keeps
+/// those that another process is writing. Restores the name of an old folder that has no replacement.
 void remove_leftovers(const std::string& parent, const std::function<bool(const std::string& name)>& is_ours);
 
-/// The two folders change places at once, durably; false where the file system cannot do that.
+/// Exchanges two folders atomically and durably. Returns false if the file system cannot.
 bool swap_folders(const std::string& one, const std::string& other);
 
 }  // namespace megashard

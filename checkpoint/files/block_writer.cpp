@@ -17,7 +17,7 @@ namespace megashard {
 namespace {
 
 constexpr int64_t kBlockAlignment = 2 << 20;
-constexpr int kWriterThreads = 2;  // the disk has the next block while one is acknowledged
+constexpr int kWriterThreads = 2;  // the disk has the next block while one is being acknowledged
 constexpr int kMaxBlocks = kWriterThreads + 2;
 
 }  // namespace
@@ -49,7 +49,7 @@ BlockWriter::~BlockWriter() {
   for (auto& thread : threads_) thread.join();
 }
 
-/// Where the file system cannot, nothing changes.
+/// No effect if the file system does not support O_DIRECT.
 void BlockWriter::leave_page_cache_alone(bool alone) {
   const int flags = ::fcntl(descriptor_, F_GETFL);
   if (flags >= 0) ::fcntl(descriptor_, F_SETFL, alone ? flags | O_DIRECT : flags & ~O_DIRECT);
@@ -96,7 +96,7 @@ void BlockWriter::work() {
   }
 }
 
-/// Writes the first of the queue.
+/// Writes the first block of the queue.
 void BlockWriter::take_job(std::unique_lock<std::mutex>& lock) {
   Job job = std::move(queue_.front());
   queue_.pop_front();
@@ -121,11 +121,11 @@ void BlockWriter::write(const char* from, int64_t bytes, int64_t offset) {
     const auto put = ::pwrite(descriptor_, from, static_cast<size_t>(bytes), offset);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0 && errno == EINVAL && std::exchange(direct, false)) {
-      leave_page_cache_alone(false);  // the flag was taken, but not meant
+      leave_page_cache_alone(false);  // O_DIRECT was accepted, but is not supported
       continue;
     }
     TORCH_CHECK(put > 0, "writing ", path_, " at byte ", offset, " failed: ", std::strerror(errno));
-    // Where the page cache took it: on its way to the disk now, not all at once in the end.
+    // If the data went to the page cache, start writing it back now instead of all at the end.
     ::sync_file_range(descriptor_, offset, put, SYNC_FILE_RANGE_WRITE);
     from += put;
     offset += put;

@@ -12,15 +12,14 @@
 
 namespace megashard {
 
-/// Writes a file block by block from threads of its own, past the page cache where the file system
-/// can (O_DIRECT): the disk is busy while the next block is filled, and the data does not push
-/// other things out of memory. Not thread safe itself.
+/// Writes a file block by block in its own threads, bypassing the page cache if the file system supports O_DIRECT. The
+/// disk is busy while the next block is filled, and no cached data is evicted. Not thread-safe.
 class BlockWriter {
  public:
   static constexpr int64_t kBlockBytes = 8 << 20;
-  /// Of large files: the fewer writes, the less whoever computes meanwhile is disturbed.
+  /// Block size for large files: fewer writes disturb concurrent computation less.
   static constexpr int64_t kLargeBlockBytes = 32 << 20;
-  static constexpr int64_t kSectorBytes = 4096;  ///< O_DIRECT's unit on every disk of today
+  static constexpr int64_t kSectorBytes = 4096;  ///< unit of O_DIRECT on current disks
 
   struct Release {
     void operator()(char* block) const;
@@ -28,18 +27,18 @@ class BlockWriter {
   using Block = std::unique_ptr<char, Release>;  ///< aligned for O_DIRECT
   static Block make_block(int64_t bytes);
 
-  /// The descriptor stays the caller's; `path` is for messages, take() gives `block_bytes`.
+  /// Does not own `descriptor`. `path` is used in messages; take() returns blocks of `block_bytes`.
   BlockWriter(int descriptor, std::string path, int64_t block_bytes);
-  ~BlockWriter();  ///< abandons what is not written yet
+  ~BlockWriter();  ///< discards blocks that are not written yet
   BlockWriter(const BlockWriter&) = delete;
   BlockWriter& operator=(const BlockWriter&) = delete;
 
-  /// Writes the block at `offset`, soon; now where no thread could be had. `bytes` are rounded up to whole sectors, so
-  /// the file may end behind them. Throws what an earlier block failed with.
+  /// Queues the block for writing at `offset`; writes it at once if no thread could be started. `bytes` are rounded up
+  /// to whole sectors, so the file may become longer. Throws the error of an earlier block.
   void submit(Block full, int64_t bytes, int64_t offset);
-  /// A block to fill: waits for one to be written when too many are under way.
+  /// Returns a block to fill. Blocks if too many are being written.
   Block take();
-  /// Waits until all blocks are written; throws what one failed with.
+  /// Waits until all blocks are written. Throws the first error.
   void drain();
 
  private:
@@ -61,8 +60,8 @@ class BlockWriter {
   std::condition_variable changed_;
   std::deque<Job> queue_;
   std::vector<Block> free_;
-  int made_ = 0;     // blocks, the one being filled included
-  int writing_ = 0;  // threads at work
+  int made_ = 0;     // allocated blocks, including the one being filled
+  int writing_ = 0;  // threads that are writing
   bool closing_ = false;
   std::exception_ptr failure_;
   std::vector<std::thread> threads_;

@@ -11,8 +11,8 @@
 namespace megashard {
 namespace {
 
-// Polynomials over GF(2) modulo the CRC's own. In a 32-bit word bit 31 is the constant term, as in
-// the checksum itself.
+// Arithmetic of polynomials over GF(2) modulo the CRC's polynomial. In a 32-bit word bit 31 is the constant term, as in
+// the checksum.
 constexpr uint32_t kPolynomial = 0xedb88320U;
 
 constexpr uint32_t times_x(uint32_t a) { return a >> 1 ^ (a & 1 ? kPolynomial : 0); }
@@ -32,7 +32,7 @@ constexpr uint32_t power_of_x(int exponent) {
   return power;
 }
 
-/// What appending 1, 2, 4, ... bytes multiplies a checksum by.
+/// Factors by which appending 1, 2, 4, ... bytes multiplies a checksum.
 constexpr std::array<uint32_t, 63> make_powers() {
   std::array<uint32_t, 63> powers{};
   powers[0] = power_of_x(8);
@@ -42,7 +42,7 @@ constexpr std::array<uint32_t, 63> make_powers() {
 
 constexpr auto kOverBytes = make_powers();
 
-constexpr int kSlices = 16;  // bytes a step; one table each
+constexpr int kSlices = 16;  // bytes per step, with one table each
 using Tables = std::array<std::array<uint32_t, 256>, kSlices>;
 
 constexpr Tables make_tables() {
@@ -68,10 +68,10 @@ uint32_t fold(uint32_t word, int slice) {
          kTables[slice - 3][word >> 24];
 }
 
-/// Without the inversions before and after, which are the caller's.
+/// CRC without the inversions before and after, which the caller does.
 uint32_t raw_by_tables(uint32_t crc, const unsigned char* at, int64_t bytes) {
   for (; bytes >= kSlices; bytes -= kSlices, at += kSlices) {
-    uint32_t words[4];  // little-endian, as all machines that LibTorch runs on here
+    uint32_t words[4];  // little-endian, as on all platforms of LibTorch supported here
     std::memcpy(words, at, sizeof words);
     crc = fold(words[0] ^ crc, 15) ^ fold(words[1], 11) ^ fold(words[2], 7) ^ fold(words[3], 3);
   }
@@ -84,8 +84,8 @@ uint32_t raw_by_tables(uint32_t crc, const unsigned char* at, int64_t bytes) {
 constexpr int64_t kLane = 16;          // bytes of a register
 constexpr int64_t kBlock = 4 * kLane;  // four registers at once hide the multiplication's latency
 
-/// What moves a register over `bytes` more of the message: its two halves are multiplied by these
-/// powers of x. A product of such reversed words comes out one bit low, hence the shift.
+/// Factors that move a register over `bytes` more of the message: its two halves are multiplied by these powers of x.
+/// The shift corrects the product of reversed words, which is one bit low.
 struct Distance {
   int64_t low_half;
   int64_t high_half;
@@ -106,8 +106,8 @@ constexpr Distance kOverLane = over(kLane);
       _mm_xor_si128(_mm_clmulepi64_si128(lane, distance, 0x00), _mm_clmulepi64_si128(lane, distance, 0x11)), next);
 }
 
-/// Folds the message into one register that has the same remainder, which the tables finish
-/// (Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ").
+/// Folds the message into one register with the same remainder, then finishes with the tables (Gopal et al., "Fast CRC
+/// computation for generic polynomials using PCLMULQDQ").
 [[gnu::target("pclmul,sse4.1")]] uint32_t raw_by_multiplication(uint32_t crc, const unsigned char* at, int64_t bytes) {
   if (bytes < kBlock) return raw_by_tables(crc, at, bytes);
   const __m128i over_block = _mm_set_epi64x(kOverBlock.high_half, kOverBlock.low_half);
@@ -146,7 +146,7 @@ uint32_t crc32_by_tables(uint32_t crc, const void* data, int64_t bytes) {
 }
 
 uint32_t copy_with_crc32(void* to, const void* from, int64_t bytes, uint32_t crc) {
-  constexpr int64_t kAtOnce = 32 << 10;  // of the first cache
+  constexpr int64_t kAtOnce = 32 << 10;  // fits the L1 cache
   auto* target = static_cast<unsigned char*>(to);
   const auto* source = static_cast<const unsigned char*>(from);
   while (bytes > 0) {

@@ -7,8 +7,7 @@
 
 namespace megashard {
 
-/// CRC-32 of a stretch of a file, which a few threads read in large blocks. Where they are part of a work, they
-/// are added to it.
+/// CRC-32 of a range of a file, which several threads read in large blocks. Adds the bytes read to `work`.
 uint32_t crc32_of(const InputFile& file, int64_t offset, int64_t bytes, LongWork* work = nullptr);
 
 }  // namespace megashard

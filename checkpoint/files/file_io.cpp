@@ -25,7 +25,7 @@ constexpr int64_t kMaxPerCall = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB a
 std::string reason() { return std::strerror(errno); }
 
 int open_to_read(const std::string& path, int64_t& size) {
-  // A pipe of that name would otherwise make open() wait for a writer.
+  // O_NONBLOCK: a named pipe would make open() wait for a writer.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) throw_read_failure("cannot read " + path + ": " + reason(), errno);
   struct stat status {};
@@ -38,7 +38,7 @@ int open_to_read(const std::string& path, int64_t& size) {
   return descriptor;
 }
 
-/// False where nothing has that name.
+/// False if the path does not exist.
 bool find_status(const std::string& path, struct stat& status) {
   if (::stat(path.c_str(), &status) == 0) return true;
   const int error = errno;
@@ -46,7 +46,7 @@ bool find_status(const std::string& path, struct stat& status) {
   return false;
 }
 
-/// Four are under way at a time: at most half of the file.
+/// Up to four blocks are in flight: at most half of the file.
 int64_t block_bytes_of(int64_t file_bytes) {
   const bool large = file_bytes >= 8 * BlockWriter::kLargeBlockBytes;
   return large ? BlockWriter::kLargeBlockBytes : BlockWriter::kBlockBytes;
@@ -150,7 +150,7 @@ void OutputFile::write_rest() {
 
 WrittenFile OutputFile::sync_and_close() {
   writer_ == nullptr ? write_small() : write_rest();
-  if (writer_ != nullptr || has_reserved_) {  // whole sectors, or more room than was needed
+  if (writer_ != nullptr || has_reserved_) {  // padded to sectors, or reserved more than needed
     TORCH_CHECK(::ftruncate(descriptor_, position_) == 0, "giving ", path_, " its length of ", position_,
                 " bytes failed: ", reason());
   }
@@ -199,7 +199,7 @@ MappedFile::~MappedFile() {
 
 void MappedFile::forget(int64_t offset, int64_t bytes) {
   static const int64_t page = ::sysconf(_SC_PAGESIZE);
-  const auto begin = (offset + page - 1) / page * page;  // of whole pages: neighbours keep theirs
+  const auto begin = (offset + page - 1) / page * page;  // whole pages only: neighbours keep theirs
   const auto end = (offset + bytes) / page * page;
   if (begin < end) ::madvise(data_ + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
 }
@@ -249,7 +249,7 @@ void make_directories(const std::string& path) {
 void sync_directory(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   TORCH_CHECK(descriptor >= 0, "cannot open the folder ", path, ": ", reason());
-  const bool synced = ::fsync(descriptor) == 0 || errno == EINVAL;  // EINVAL: no such need there
+  const bool synced = ::fsync(descriptor) == 0 || errno == EINVAL;  // EINVAL: not needed on this file system
   const auto why = reason();
   ::close(descriptor);
   TORCH_CHECK(synced, "fsync of the folder ", path, " failed: ", why);

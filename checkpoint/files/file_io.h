@@ -11,8 +11,7 @@
 
 namespace megashard {
 
-/// A file open for reading at offsets; threads may share it. All of file_io throws c10::Error with
-/// path and reason.
+/// A file open for reading at offsets. Thread-safe. All functions of file_io throw c10::Error with path and reason.
 class InputFile {
  public:
   explicit InputFile(std::string path);
@@ -23,7 +22,7 @@ class InputFile {
 
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }
-  /// Reads exactly `bytes` at `offset`; a file that ends before is an error.
+  /// Reads exactly `bytes` at `offset`. Throws if the file ends before.
   void read_at(void* into, int64_t bytes, int64_t offset) const;
 
  private:
@@ -32,19 +31,19 @@ class InputFile {
   int64_t size_ = 0;
 };
 
-/// A file as its writer left it.
+/// Size and checksum of a written file.
 struct WrittenFile {
-  std::string name;  ///< in its folder
+  std::string name;  ///< name inside its folder
   int64_t bytes = 0;
   uint32_t crc32 = 0;  ///< of the whole file
 };
 
-/// A new file (an old one of that name is replaced), written from front to back. Data is gathered
-/// into blocks and checksummed on the way; beyond the first block, threads write (block_writer.h).
+/// Writes a new file sequentially; replaces an existing one. Data is collected in blocks and checksummed. From the
+/// second block on, threads write (block_writer.h).
 class OutputFile {
  public:
-  /// As the umask allows. `expected_bytes` reserves room on the disk, so that a full one is noticed
-  /// before anything is written; the file may become larger or smaller.
+  /// Permissions follow the umask. `expected_bytes` reserves disk space, so that a full disk is detected before
+  /// anything is written. The file may become larger or smaller.
   explicit OutputFile(std::string path, int64_t expected_bytes = 0);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
@@ -52,12 +51,11 @@ class OutputFile {
 
   const std::string& path() const { return path_; }
   int64_t position() const { return position_; }  ///< bytes written so far
-  uint32_t crc32() const { return crc32_; }       ///< of these bytes
-  /// Returns the CRC-32 of the bytes given.
+  uint32_t crc32() const { return crc32_; }       ///< checksum of these bytes
+  /// Returns the CRC-32 of `data` alone.
   uint32_t write(const void* data, int64_t bytes);
   uint32_t write(std::string_view text) { return write(text.data(), static_cast<int64_t>(text.size())); }
-  /// Data on the disk (fsync), then closed. Without it the file's content is undefined after a
-  /// crash.
+  /// Syncs the data to disk (fsync) and closes the file. Without it the content is undefined after a crash.
   WrittenFile sync_and_close();
 
  private:
@@ -68,19 +66,19 @@ class OutputFile {
   int descriptor_ = -1;
   int64_t position_ = 0;
   const int64_t block_bytes_;
-  int64_t block_begin_ = 0;  // of the block being filled, in the file
+  int64_t block_begin_ = 0;  // start of the block being filled, in the file
   uint32_t crc32_ = 0;
   bool has_reserved_ = false;
   BlockWriter::Block block_;
-  std::unique_ptr<BlockWriter> writer_;  // from the second block on
+  std::unique_ptr<BlockWriter> writer_;  // null until the second block
 };
 
-/// A file that is PATH.tmp until it is whole, and is removed unless it becomes so.
+/// A file that is written as PATH.tmp and removed unless it is published.
 class AtomicFile : public OutputFile {
  public:
   explicit AtomicFile(std::string path);
   ~AtomicFile();
-  /// Synced and renamed, durably: readers see what was there before, or all of the new content.
+  /// Syncs and renames the file, durably. Readers see the old content or the complete new content.
   WrittenFile publish();
 
  private:
@@ -88,8 +86,7 @@ class AtomicFile : public OutputFile {
   bool is_published_ = false;
 };
 
-/// A whole file in memory, paged in as it is touched. Writing to it changes this process's copy
-/// alone.
+/// A whole file mapped privately into memory; pages are loaded on access. Writes change only this process's copy.
 class MappedFile {
  public:
   explicit MappedFile(std::string path);
@@ -100,8 +97,7 @@ class MappedFile {
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }
   char* data() const { return data_; }
-  /// Takes these bytes' pages out of memory; they are read again when touched, and what was written
-  /// to them is gone.
+  /// Releases the pages of these bytes. They are read from the file again on access; changes are lost.
   void forget(int64_t offset, int64_t bytes);
 
  private:
@@ -110,28 +106,27 @@ class MappedFile {
   char* data_ = nullptr;
 };
 
-/// A file of the folder that names it, as metadata and indices do: not hidden, no way up or
-/// elsewhere. The file itself may be a link, as in Hugging Face's cache: it gives away no more than
-/// its reader may read anyway.
+/// True if `name` is a plain name inside its folder, as metadata and indices may contain: not hidden and without path
+/// separators. The file itself may be a symbolic link, as in Hugging Face's cache; it reveals no more than the reader
+/// may read anyway.
 bool is_plain_file_name(std::string_view name);
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
-/// Its entries' names, in order; of a folder that cannot be listed it throws.
+/// Names of the entries in sorted order. Throws if the folder cannot be listed.
 std::vector<std::string> names_in(const std::string& folder);
-/// The folder that a path lies in; "." where it has none.
+/// Parent folder of a path; "." if it has none.
 std::string parent_of(const std::string& path);
-/// Creates the folder and those above it, as the umask allows, durably; one that is there already
-/// is fine.
+/// Creates the folder and its parents, durably. Permissions follow the umask. Existing folders are accepted.
 void make_directories(const std::string& path);
-/// `to` holds the new content after this, or what it held before: the folder's entry is synced too.
+/// Renames a file or folder and syncs the parent folder. After a crash, `to` holds the old or the new content.
 void rename_durably(const std::string& from, const std::string& to);
-/// Entries of the folder are on the disk.
+/// Syncs the entries of the folder to disk.
 void sync_directory(const std::string& path);
-/// The folder with all that is in it, or a file; one that is not there is fine.
+/// Removes a folder with its contents, or a file. Does nothing if the path does not exist.
 void remove_directory(const std::string& path);
-/// Writes a small file as an AtomicFile.
+/// Writes a small file as an AtomicFile does.
 WrittenFile write_file_atomically(const std::string& path, std::string_view content);
-/// The content of a small file; larger than `max_bytes` is an error.
+/// Content of a small file. Throws if it is larger than `max_bytes`.
 std::string read_small_file(const std::string& path, int64_t max_bytes);
 
 }  // namespace megashard

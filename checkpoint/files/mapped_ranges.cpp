@@ -14,7 +14,7 @@
 namespace megashard {
 namespace {
 
-/// Never freed, but used again: a signal handler may walk over the list at any time.
+/// Reused but never freed: a signal handler may walk the list at any time.
 struct MappedRange {
   std::atomic<uintptr_t> begin = 0;
   std::atomic<size_t> bytes = 0;  // 0: free
@@ -27,7 +27,7 @@ std::mutex ranges_change;
 std::atomic<void (*)(const char* message)> end_of_process = nullptr;
 struct sigaction bus_error_before {};
 
-/// A text for a signal handler, which may allocate nothing.
+/// A buffer for text in a signal handler, where allocation is not allowed.
 class FixedText {
  public:
   void add(std::string_view text) {
@@ -50,7 +50,7 @@ class FixedText {
 
 void on_bus_error(int signal, siginfo_t* info, void* /*context*/) {
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
-  const bool is_touch = info->si_code > 0;  // and not sent
+  const bool is_touch = info->si_code > 0;  // a memory access, not a sent signal
   for (const MappedRange* each = first_range; each != nullptr; each = each->next) {
     const size_t bytes = each->bytes, offset = address - each->begin;
     if (!is_touch || offset >= bytes) continue;
@@ -71,7 +71,7 @@ void on_bus_error(int signal, siginfo_t* info, void* /*context*/) {
     }
     (*end_of_process.load())(text.c_str());
   }
-  ::sigaction(signal, &bus_error_before, nullptr);  // and the touch is repeated
+  ::sigaction(signal, &bus_error_before, nullptr);  // the access is repeated
   if (!is_touch) ::raise(signal);
 }
 

@@ -5,19 +5,19 @@
 
 namespace megashard {
 
-/// A file of known length that several ranks fill, each at places of its own.
+/// A file of known length that several ranks fill at different offsets.
 class PlacedFile {
  public:
-  /// Makes the file, `bytes` long and full of zeros; an old one of that name is replaced.
+  /// Creates the file with `bytes` zeros; replaces an existing one.
   static void create(const std::string& path, int64_t bytes);
 
-  explicit PlacedFile(std::string path);  ///< one that create() made, maybe on another rank
+  explicit PlacedFile(std::string path);  ///< opens a file that create() made, possibly on another rank
   ~PlacedFile();
   PlacedFile(const PlacedFile&) = delete;
   PlacedFile& operator=(const PlacedFile&) = delete;
 
   void write_at(const void* data, int64_t bytes, int64_t offset);
-  /// What was written here is on the disk (fsync).
+  /// Syncs this process's writes to disk (fsync).
   void sync();
 
  private:

@@ -8,16 +8,16 @@
 
 namespace megashard {
 
-/// Reads from files into memory, gathered and then done together by a few threads: a disk with
-/// several requests in flight is faster than with one, and so is copying from the page cache.
+/// Collects reads from files into memory; run() executes them in a few threads. Several requests in flight are faster
+/// than one, for disks and for copies from the page cache.
 class ReadQueue {
  public:
-  /// Nothing is read yet; file and memory stay until run() has returned.
+  /// Queues a read. `file` and the memory must stay valid until run() has returned.
   void add(const InputFile& file, void* into, int64_t bytes, int64_t offset);
-  /// Throws the first failure; what was read by then is undefined. The queue is empty afterwards. The bytes are
-  /// added to `work`.
+  /// Executes all queued reads, empties the queue and adds the bytes to `work`. Throws the first failure; the memory is
+  /// then undefined.
   void run(LongWork* work = nullptr);
-  int64_t bytes() const { return bytes_; }  ///< that wait to be read
+  int64_t bytes() const { return bytes_; }  ///< queued bytes
 
  private:
   struct Read {

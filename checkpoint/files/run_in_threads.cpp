@@ -13,7 +13,7 @@ std::vector<std::thread> start_threads(int64_t count, const std::function<void()
   threads.reserve(static_cast<size_t>(std::max<int64_t>(count, 0)));
   try {
     for (int64_t i = 0; i < count; ++i) threads.emplace_back(work);
-  } catch (const std::system_error&) {  // there can be no more
+  } catch (const std::system_error&) {  // no more threads available
   }
   return threads;
 }

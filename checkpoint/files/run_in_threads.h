@@ -8,18 +8,17 @@
 
 namespace megashard {
 
-/// Threads that run `work`: as many as that, or as the system grants, maybe none. Whoever starts
-/// them does the work itself where there is none.
+/// Starts up to `count` threads that run `work`: fewer, maybe none, if the system grants no more. If there are none,
+/// the caller does the work itself.
 std::vector<std::thread> start_threads(int64_t count, const std::function<void()>& work);
 
-/// Gives each of 0, 1, ..., items - 1 to one of the threads; nothing when there are no more.
+/// Returns the next of 0, 1, ..., items - 1, each to one thread; nullopt when all are taken.
 using NextItem = std::function<std::optional<int64_t>()>;
-/// Runs `work` in that many threads, of which this one is the first, or in as many as the system
-/// grants. A failure ends the others after the item that they are at, and the first is thrown when
-/// all have ended.
+/// Runs `work` in `threads` threads including this one, or in as many as the system grants. After a failure the other
+/// threads finish their current item; when all have ended, the first failure is thrown.
 void run_in_threads(int64_t threads, int64_t items, const std::function<void(const NextItem& next)>& work);
 
-/// For files: requests in flight beyond these make no disk faster.
+/// Number of file requests in flight beyond which no disk gets faster.
 inline constexpr int64_t kMaxReaders = 4;
 
 }  // namespace megashard

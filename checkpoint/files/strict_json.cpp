@@ -13,7 +13,7 @@ template <class Json>
 Json parse_checked(std::string_view text, const std::string& where) {
   using Event = typename Json::parse_event_t;
   constexpr int kMaxDepth = 32;
-  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+  std::vector<std::unordered_set<std::string>> keys;  // keys of each open object
   std::string twice;
   bool too_deep = false;
   const auto check_event = [&](int depth, Event event, const Json& parsed) {

@@ -7,14 +7,13 @@
 
 namespace megashard {
 
-/// The text as JSON. Throws a message that begins with `where` for what is none, for an object
-/// with one key twice (readers differ in which they take, so that two tools would see two files),
-/// and for nesting deeper than 32.
+/// Parses JSON. Throws an error that begins with `where` for invalid JSON, for duplicate keys in an object (readers
+/// differ in which one they take), and for nesting deeper than 32.
 nlohmann::json parse_strict_json(std::string_view text, const std::string& where);
-/// The same, with the keys in the text's order.
+/// As parse_strict_json; keeps the order of the keys.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where);
 
-/// What a file that says how something is set up has at most: config.json, metadata.json.
+/// Maximum size of a configuration file, such as config.json or metadata.json.
 inline constexpr int64_t kMaxConfigBytes = 16 << 20;
 
 }  // namespace megashard

@@ -18,7 +18,7 @@ namespace {
   throw UnwritableError(what + ": " + std::strerror(error));
 }
 
-/// False when nothing has that name; a link to nothing is of no use.
+/// False if the path does not exist. Throws for a dangling link.
 bool is_there(const std::string& path, struct stat& status) {
   if (::stat(path.c_str(), &status) == 0) return true;
   const int error = errno;
@@ -69,7 +69,7 @@ void try_file(const std::string& path) {
   struct stat status {};
   if (!is_there(path, status)) return try_folder(parent_of(path));
   if (S_ISDIR(status.st_mode)) throw UnwritableError("it is a folder");
-  if (!S_ISREG(status.st_mode)) return;  // a terminal, a pipe: opening one has effects
+  if (!S_ISREG(status.st_mode)) return;  // a terminal, a pipe: opening one has side effects
   const int descriptor = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
   if (descriptor < 0) give_up(path, errno);
   ::close(descriptor);

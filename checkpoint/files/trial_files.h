@@ -5,23 +5,22 @@
 
 namespace megashard {
 
-// Whether something can be written at a path, found out by writing.
+// Tests whether a path is writable by writing to it.
 
-/// Why nothing can be written there: the folder and the system's reason.
+/// Reason why nothing can be written: the folder and the system's message.
 struct UnwritableError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The folder itself, or where the first folder towards it is to be made. Throws UnwritableError
-/// where no folder can be below what is there.
+/// Returns `path` if it exists, else its nearest existing parent. Throws UnwritableError if that is not a folder.
 std::string nearest_folder(std::string path);
-/// Makes a folder of a name that no other process gives one.
+/// Creates a folder with a unique name.
 std::string make_trial_folder(const std::string& folder);
-/// Makes a file, writes into it and removes it.
+/// Creates a file, writes to it and removes it.
 void write_trial_file(const std::string& path);
-/// All of that at a path where a folder is, or is to be made; nothing stays.
+/// Tests a folder that exists or is to be created. Leaves nothing behind.
 void try_folder(const std::string& path);
-/// A file that is there is opened to be written, and left as it is; of others the folder is tried.
+/// Tests a file. An existing one is opened for writing and not changed; otherwise its folder is tested.
 void try_file(const std::string& path);
 
 }  // namespace megashard

@@ -5,7 +5,7 @@
 namespace megashard {
 namespace {
 
-thread_local const WorkWatcher* watcher_of_thread = nullptr;  // null: nobody, or one that hears of a work already
+thread_local const WorkWatcher* watcher_of_thread = nullptr;  // null: none, or an outer operation is being reported
 
 }  // namespace
 

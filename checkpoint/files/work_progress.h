@@ -8,7 +8,7 @@
 
 namespace megashard {
 
-/// How far a long work is.
+/// Progress of a long operation.
 struct WorkProgress {
   const char* name = "";  ///< "load"
   int64_t done = 0;
@@ -17,11 +17,11 @@ struct WorkProgress {
   bool has_ended = false;
 };
 
-/// Called when a work begins, each time that a part of it is done, from any thread that works on it, and at its end.
+/// Called when an operation begins, from any of its threads when a part is done, and when it ends.
 using WorkWatcher = std::function<void(const WorkProgress& progress)>;
 
-/// While it lives, its watcher hears of the long works that this thread begins. Those of other threads, such as a save
-/// beside training, are not told, nor those within another one.
+/// While it exists, `watcher` receives the progress of long operations that this thread begins. Operations of other
+/// threads, such as an asynchronous save, and nested operations are not reported.
 class WorkWatch {
  public:
   explicit WorkWatch(WorkWatcher watcher);
@@ -34,16 +34,17 @@ class WorkWatch {
   const WorkWatcher* outer_;
 };
 
-/// A work that may take long. Where nobody watches it costs nothing.
+/// A long operation whose progress is reported. Without a watcher it costs nothing.
 class LongWork {
  public:
-  /// `name` and `unit` stay as they are; see WorkProgress.
+  /// `name` and `unit` must outlive this object; see WorkProgress.
   LongWork(const char* name, int64_t total, const char* unit = nullptr);
   ~LongWork();
   LongWork(const LongWork&) = delete;
   LongWork& operator=(const LongWork&) = delete;
 
-  /// So much more is done. From any thread. Other ranks, which wait for this one, hear of it, too (note_progress).
+  /// Adds completed work. Callable from any thread. Also tells waiting ranks that this one makes progress
+  /// (note_progress).
   void add(int64_t amount) {
     note_progress();
     if (watcher_ != nullptr) tell(amount);
@@ -52,7 +53,7 @@ class LongWork {
  private:
   void tell(int64_t amount, bool has_ended = false);
 
-  const WorkWatcher* watcher_;  // null: nobody
+  const WorkWatcher* watcher_;  // null: no watcher
   const char* name_;
   const char* unit_;
   int64_t total_;
