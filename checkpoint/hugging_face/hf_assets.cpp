@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 std::string config_path(const std::string& directory) { return directory + "/config.json"; }
 
-/// Whatever is no weights.
+/// True for all files except weights.
 bool is_asset(const fs::path& path) {
   const auto name = path.filename().string();
   const auto extension = path.extension().string();

@@ -6,18 +6,17 @@
 
 namespace megashard {
 
-/// What lies beside the weights in a Hugging Face model directory: config.json, tokenizer,
-/// generation settings, ...
+/// Files beside the weights in a Hugging Face model directory: config.json, tokenizer, generation settings, ...
 
-/// Copies all of it, synced; for HfSaveOptions::beside. Throws naming the file.
+/// Copies all assets, synced; for HfSaveOptions::beside. Throws an error that names the file.
 void copy_hf_assets(const std::string& from, const std::string& to);
 
-/// config.json; nothing when there is none, or the directory is empty text. Throws when it is no
-/// JSON object, or has a key twice.
+/// Reads config.json; nullopt if there is none or `directory` is empty. Throws if it is not a JSON object or has
+/// duplicate keys.
 std::optional<nlohmann::ordered_json> read_hf_config(const std::string& directory);
-/// generation_config.json: what transformers' generate() goes by; else as above.
+/// Reads generation_config.json, the defaults of transformers' generate(). Otherwise as read_hf_config.
 std::optional<nlohmann::ordered_json> read_generation_config(const std::string& directory);
-/// As read_hf_config; throws, naming --hf-model, when there is none.
+/// As read_hf_config. Throws an error that names --hf-model if there is none.
 nlohmann::ordered_json need_hf_config(const std::string& directory);
 void write_hf_config(const std::string& directory, const nlohmann::ordered_json& config);
 

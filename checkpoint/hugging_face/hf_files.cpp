@@ -24,7 +24,7 @@ std::string file_name(const std::string& stem, size_t index, size_t count) {
   return stem + text + kWeightsEnd;
 }
 
-/// False: there is no such file.
+/// Returns false if the file does not exist.
 bool remove_file(const std::string& path) {
   const bool removed = ::unlink(path.c_str()) == 0;
   TORCH_CHECK(removed || errno == ENOENT, "cannot remove ", path, ": ", std::strerror(errno));
@@ -76,7 +76,7 @@ void HfFolderWriter::write_index() const {
 void HfFolderWriter::remove_earlier_weights() {
   for (const auto& first : {index_name(), options_.stem + kWeightsEnd})
     has_removed_ = remove_file(directory_ + "/" + first) || has_removed_;
-  if (has_removed_) sync_directory(directory_);  // before anything new can be seen
+  if (has_removed_) sync_directory(directory_);  // before new files become visible
   for (const auto& name : names_in(directory_)) {
     if (name.starts_with(options_.stem + "-") && name.ends_with(kWeightsEnd)) remove_file(directory_ + "/" + name);
   }

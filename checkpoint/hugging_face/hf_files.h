@@ -13,19 +13,18 @@
 
 namespace megashard {
 
-/// How a model is saved in Hugging Face's format.
+/// Options for saving a model in Hugging Face's format.
 struct HfSaveOptions {
-  int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;  ///< of data in a file
-  std::optional<at::ScalarType> dtype{};  ///< of floating weights; unset: as they are (save_hf_sharded's)
-  std::string stem = "model";             ///< of the weights' file names; PEFT's adapters have another
-  /// Writes what lies beside the weights (config.json, tokenizer, ...) into the folder given,
-  /// synced: these files get their places together with the weights. Null: nothing.
+  int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;  ///< size of the data per file
+  std::optional<at::ScalarType> dtype{};  ///< dtype of floating-point weights; unset: unchanged (save_hf_sharded only)
+  std::string stem = "model";             ///< stem of the weights' file names; PEFT adapters use another
+  /// Writes the files beside the weights (config.json, tokenizer, ...) into the given folder, synced. They are
+  /// published together with the weights. Null: none.
   std::function<void(const std::string& folder)> beside{};
 };
 
-/// The files that a model's weights go to: STEM.safetensors, or STEM-0000i-of-0000n.safetensors in
-/// the order of the weights when max_shard_bytes are exceeded (a larger tensor has a file of its
-/// own).
+/// Files of a model's weights: STEM.safetensors, or STEM-0000i-of-0000n.safetensors in the order of the weights if
+/// max_shard_bytes is exceeded. A larger tensor gets its own file.
 struct HfFilePlan {
   struct File {
     std::string name;
@@ -36,25 +35,24 @@ struct HfFilePlan {
 
 HfFilePlan plan_hf_files(const std::vector<TensorInfo>& tensors, const HfSaveOptions& options);
 
-/// A model's folder being written, maybe over an earlier save. New files go into a hidden folder
-/// (DIRECTORY/.STEM.tmp) and get their places when all of them are on the disk: the earlier
-/// weights are removed, beginning with the file that readers open first (the index, or the only
-/// file), the new ones are renamed, and that file comes last. After a failure, a kill or a power
-/// cut at any point the folder holds the earlier model, or the new one, or cannot be opened until
-/// it is saved again; never some of each. To be used by one process; others write to path().
+/// Writes a model's folder, possibly over an earlier save. New files are written to a hidden folder
+/// (DIRECTORY/.STEM.tmp). When all are synced, publish() removes the earlier weights, beginning with the file that
+/// readers open first (the index, or the only file), and renames the new ones, that file last. After a failure, a kill
+/// or a power cut at any point the folder holds the earlier model, or the new one, or is refused by readers until the
+/// next save; never a mixture. Used by one process; others write to path().
 class HfFolderWriter {
  public:
   HfFolderWriter(std::string directory, HfFilePlan plan, HfSaveOptions options);
 
   const HfFilePlan& plan() const { return plan_; }
-  /// Where a file of the plan is written.
+  /// Path at which to write a file of the plan.
   std::string path(const std::string& name) const { return folder_.hidden() + "/" + name; }
-  /// Makes the folders, after removing what a save that was cut short has left.
+  /// Creates the folders after removing leftovers of an interrupted save.
   void begin() { folder_.begin(); }
-  /// With all files of the plan written and synced.
+  /// Publishes the files. Call it after all files of the plan are written and synced.
   void publish();
-  /// After a failure: frees the disk, unless the earlier weights are gone already: then what was
-  /// written stays in the hidden folder until the next save. Does not throw.
+  /// Cleans up after a failure: removes the written files, unless the earlier weights are already removed; then they
+  /// stay in the hidden folder until the next save. Does not throw.
   void abandon() noexcept {
     if (!has_removed_) folder_.abandon();
   }
@@ -68,10 +66,10 @@ class HfFolderWriter {
   HfFilePlan plan_;
   HfSaveOptions options_;
   AtomicFolder folder_;
-  bool has_removed_ = false;  // the earlier weights
+  bool has_removed_ = false;  // the earlier weights are removed
 };
 
-/// Whether a save into this folder has not come to its end.
+/// True if a save into this folder was interrupted.
 bool hf_save_was_cut_short(const std::string& directory);
 
 }  // namespace megashard

@@ -37,7 +37,7 @@ class SafetensorsReader : public CheckpointReader {
     }
   }
 
-  /// The file that holds a tensor; null: none does.
+  /// The file that holds a tensor; null if none does.
   const SafetensorsFile* file_of(const std::string& key) const {
     const auto found = file_of_.find(key);
     return found == file_of_.end() ? nullptr : found->second;
@@ -47,7 +47,7 @@ class SafetensorsReader : public CheckpointReader {
 
   std::vector<StoredChunk> chunks(const std::string& key) const override {
     const auto* info = find(key);
-    if (info == nullptr) return {};  // within the header
+    if (info == nullptr) return {};  // inside the header
     const auto& file = *file_of(key);
     return {{std::vector<int64_t>(info->sizes.size(), 0),
              info->sizes,
@@ -72,8 +72,8 @@ class SafetensorsReader : public CheckpointReader {
     file_of(key)->forget(key);
   }
 
-  /// The format has no checksums: opening has compared every range with the file's length, so that
-  /// reading is what is left.
+  /// The format has no checksums, and opening has compared every range with the file's length, so only readability is
+  /// checked.
   CheckedBytes verify(const FaultSink& fault) override {
     CheckedBytes checked;
     for (const auto& each : files_) {
@@ -94,7 +94,7 @@ class SafetensorsReader : public CheckpointReader {
   std::unordered_map<std::string, const SafetensorsFile*> file_of_;
 };
 
-/// The files that an index names, each checked to hold what it says.
+/// Adds the files of an index. Throws unless each holds the tensors that the index says.
 void add_indexed_files(SafetensorsReader& reader, const std::string& directory, const std::string& index_path) {
   const auto single = directory + "/" + kHfWeightsFile;
   const auto file_names = parse_weight_map(read_small_file(index_path, kMaxIndexBytes), index_path);

@@ -14,28 +14,26 @@
 
 namespace megashard {
 
-// What a model's weights are opened by; a directory has one of them.
+// File by which a model's weights are opened; a directory has one of them.
 inline constexpr const char* kHfWeightsFile = "model.safetensors";
 inline constexpr const char* kHfIndexFile = "model.safetensors.index.json";
 
-/// The weights of a Hugging Face model directory: model.safetensors, or the files that
-/// model.safetensors.index.json names, one after the other. Opening maps the files and reads their
-/// headers only; tensors are views as of SafetensorsFile::tensor. The files' __metadata__ are the
-/// values. Throws, with the remedy, when the directory has no weights (or a save into it was cut short
-/// while it replaced them), an index that is not one, a file it names is missing, or
-/// model.safetensors lies beside an index that names others.
+/// Opens the weights of a Hugging Face model directory: model.safetensors, or the files listed by
+/// model.safetensors.index.json in order. Maps the files and reads only their headers; tensors are views as in
+/// SafetensorsFile::tensor. The files' __metadata__ becomes the values. Throws an error with the remedy if the
+/// directory has no weights (or an interrupted save was replacing them), the index is invalid, a listed file is
+/// missing, or model.safetensors lies beside an index of other files.
 std::unique_ptr<CheckpointReader> open_hf_weights(const std::string& directory);
-/// One .safetensors file.
+/// Opens one .safetensors file.
 std::unique_ptr<CheckpointReader> open_safetensors(const std::string& path);
 
-/// The weight_map of a model.safetensors.index.json's content: the file of each tensor. `where`,
-/// its path, begins the message of what is thrown for what is none or names a file of another folder.
+/// The weight_map of the content of a model.safetensors.index.json: the file of each tensor. Throws an error that
+/// begins with `where`, its path, if it is invalid or names a file outside its folder.
 std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& where);
 
-/// Writes the files of plan_hf_files, their index where there are several, and what
-/// `options.beside` writes. `data` is asked for one tensor at a time, so memory stays at the
-/// largest. The directory is created; weights of an earlier save there are replaced, and never
-/// mixed with the new ones (HfFolderWriter says what a failure leaves).
+/// Writes the files of plan_hf_files, an index if there are several, and what `options.beside` writes. Calls `data` for
+/// one tensor at a time, so memory is bounded by the largest. Creates the directory. Replaces weights of an earlier
+/// save without mixing (HfFolderWriter describes the state after a failure).
 void save_hf_weights(const std::string& directory, const std::vector<TensorInfo>& tensors,
                      const std::function<at::Tensor(const TensorInfo&)>& data, const HfSaveOptions& options = {});
 

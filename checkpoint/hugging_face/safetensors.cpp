@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of Hugging Face's reader
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // limit of Hugging Face's reader
 constexpr size_t kLengthBytes = 8;
 constexpr size_t kMaxDimensions = 64;
 
@@ -31,7 +31,7 @@ std::optional<int64_t> as_count(const json& value) {
   return static_cast<int64_t>(count);
 }
 
-/// The array as non-negative integers; nothing when it is anything else.
+/// The array as non-negative integers; nullopt otherwise.
 std::optional<std::vector<int64_t>> as_counts(const json& array, size_t max_count) {
   if (!array.is_array() || array.size() > max_count) return std::nullopt;
   std::vector<int64_t> counts;

@@ -15,20 +15,18 @@
 
 namespace megashard {
 
-/// What a .safetensors file holds.
+/// Content of a .safetensors file.
 struct SafetensorsContent {
   std::vector<TensorInfo> tensors;  ///< in the order of their data
   std::vector<int64_t> offsets;     ///< of each tensor's bytes in the file
   std::map<std::string, std::string> metadata;
 };
 
-/// Reads the header of a whole file, and no data. Throws an error naming `path` and entry for
-/// anything out of order.
+/// Parses the header of a whole file without reading data. Throws an error with `path` and entry if it is invalid.
 SafetensorsContent parse_safetensors(std::string_view file, const std::string& path);
 
-/// One .safetensors file, mapped into memory; tensors are views of the mapping and keep it alive.
-/// The whole header is validated by the constructor, which throws an error naming file and entry
-/// for anything out of order.
+/// A .safetensors file mapped into memory. Tensors are views of the mapping and keep it alive. The constructor
+/// validates the whole header and throws an error with file and entry if it is invalid.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -38,12 +36,11 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return content_.metadata; }
 
   bool contains(const std::string& name) const { return index_.count(name) != 0; }
-  const TensorInfo& info(const std::string& name) const;  ///< throws when the file has no such tensor
-  int64_t data_offset(const std::string& name) const;     ///< of its first byte in the file
-  /// CPU tensor; its rows are read from the disk when touched (so narrow first). Writing to it
-  /// leaves the file alone.
+  const TensorInfo& info(const std::string& name) const;  ///< throws if the file has no such tensor
+  int64_t data_offset(const std::string& name) const;     ///< offset of its first byte in the file
+  /// A CPU tensor whose rows are read from disk on access (so narrow first). Writes to it do not change the file.
   at::Tensor tensor(const std::string& name) const;
-  /// Gives back the memory that reading the tensor took; a view of it reads the file again.
+  /// Releases the memory of the tensor's pages; views read the file again.
   void forget(const std::string& name) const;
 
  private:
@@ -54,29 +51,29 @@ class SafetensorsFile {
   std::unordered_map<std::string, size_t> index_;
 };
 
-/// How a file of these tensors begins, and where the data of each lies in it.
+/// Header of a new file and the offset of each tensor's data.
 struct SafetensorsLayout {
-  std::vector<TensorInfo> tensors;  ///< widest dtypes first, so that every one is aligned
-  std::vector<int64_t> offsets;     ///< of each one's data, from the start of the file
+  std::vector<TensorInfo> tensors;  ///< widest dtypes first, for alignment
+  std::vector<int64_t> offsets;     ///< of each tensor's data, from the start of the file
   std::string head;                 ///< everything before the data
   int64_t file_bytes = 0;
 };
 
-/// `path` is for messages. Metadata defaults to {"format": "pt"}, which transformers asks for.
-/// Throws for dtypes that the format lacks (complex128), and names that come twice.
+/// `path` is used in messages. Metadata defaults to {"format": "pt"}, which transformers requires. Throws for dtypes
+/// that the format lacks (complex128) and for duplicate names.
 SafetensorsLayout layout_safetensors(const std::string& path, std::vector<TensorInfo> tensors,
                                      const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
-/// Writes one file tensor by tensor: the header comes from what is declared, the data follows in
-/// the order of tensors(). The file appears under its name when finish() has returned.
+/// Writes a file tensor by tensor: first the header from the declared tensors, then the data in the order of tensors().
+/// The file appears when finish() returns.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(std::string path, std::vector<TensorInfo> tensors,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
-  /// As declared, in the layout's order.
+  /// The declared tensors, in the layout's order.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
-  /// The data of the next of tensors(): of its dtype and sizes, on any device.
+  /// Writes the data of the next of tensors(): same dtype and sizes, any device.
   void write(const at::Tensor& data);
   void finish();
 

@@ -18,13 +18,13 @@
 namespace megashard {
 namespace {
 
-/// Calls visit(first element in the whole, first in the box, elements) for each run of a box's
-/// elements that lie side by side in the whole tensor.
+/// Calls visit(first element in the whole, first in the box, elements) for each run of a box's elements that is
+/// contiguous in the whole tensor.
 void for_each_run(const std::vector<int64_t>& whole, const DcpChunk& box,
                   const std::function<void(int64_t, int64_t, int64_t)>& visit) {
   if (checked_numel(box.sizes).value_or(0) == 0) return;
   int64_t run = 1;
-  size_t outer = whole.size();  // dimensions before it are walked over
+  size_t outer = whole.size();  // number of dimensions to iterate over
   while (outer > 0) {
     run *= box.sizes[--outer];
     if (box.sizes[outer] != whole[outer]) break;
@@ -100,7 +100,7 @@ class ShardedSave {
     for (auto& [number, file] : open) file->sync();
   }
 
-  /// With the header on the disk too: this rank wrote it.
+  /// Called on the rank that wrote the headers; syncs them first.
   void publish() {
     for (size_t i = 0; i < layouts_.size(); ++i) PlacedFile(path(i)).sync();
     folder_->publish();

@@ -8,15 +8,13 @@
 
 namespace megashard {
 
-/// save_hf_weights by all ranks of `group` (null: this process alone) together, into a folder that
-/// all of them see: what torch's HuggingFaceStorageWriter does with consolidation, in one pass.
-/// Each rank gives the shards that it holds, by their names in the model, in any order. Headers and
-/// places follow from the sizes, so every rank writes its rows straight into the final files; what
-/// several ranks hold is written by the one with the least to write. One shard at a time is copied
-/// to the host. A failure on one rank is an error on all. Until all files are on the disk it leaves
-/// an earlier save as it was; after that the folder is the new model, or refused by readers until
-/// it is saved again (HfFolderWriter), never a mixture. `options.beside` is called on the first
-/// rank alone.
+/// As save_hf_weights, by all ranks of `group` (null: this process alone) into a shared folder, like torch's
+/// HuggingFaceStorageWriter with consolidation, but in one pass. Each rank passes its shards by their names in the
+/// model, in any order. Headers and offsets follow from the sizes, so every rank writes its rows directly to the final
+/// files. Data on several ranks is written by the rank with the least to write. Copies one shard at a time to the host.
+/// A failure on one rank throws on all. Until all files are synced, an earlier save is unchanged; after that the folder
+/// is the new model, or refused by readers until the next save (HfFolderWriter), never a mixture. Calls
+/// `options.beside` on the first rank only.
 void save_hf_sharded(const std::string& directory, const ShardedTensors& tensors, const ProcessGroupPtr& group,
                      const HfSaveOptions& options = {});
 
