@@ -30,12 +30,12 @@ using Wanted = std::function<bool(const std::string&)>;
 
 std::string kind_of(const TensorInfo& info) { return torch_dtype_name(info.dtype) + describe_sizes(info.sizes); }
 
-/// As numbers that can be subtracted.
+/// Converts to a dtype in which differences can be computed.
 at::Tensor widened(const at::Tensor& tensor) {
   return tensor.to(at::isComplexType(tensor.scalar_type()) ? at::kComplexDouble : at::kDouble);
 }
 
-/// Which elements differ, by bits when the dtypes agree.
+/// Mask of differing elements; compares bits if the dtypes are equal.
 at::Tensor differing(const at::Tensor& a, const at::Tensor& b, const at::Tensor& wide_a, const at::Tensor& wide_b) {
   if (a.scalar_type() != b.scalar_type()) {
     return at::logical_and(at::ne(wide_a, wide_b), at::logical_and(at::isnan(wide_a), at::isnan(wide_b)).logical_not());
@@ -61,7 +61,7 @@ void compare_rows(const at::Tensor& rows_a, const at::Tensor& rows_b, TensorDiff
     into.largest = std::numeric_limits<double>::quiet_NaN();
     return;
   }
-  // Equal infinities and NaN on both sides are no distance.
+  // Equal infinities and NaN on both sides have distance 0.
   const auto distance = at::abs(at::sub(wide_a, wide_b));
   const auto largest = at::where(at::isnan(distance), 0.0, distance).max().item<double>();
   if (!std::isnan(into.largest)) into.largest = std::max(into.largest, largest);
@@ -108,7 +108,7 @@ std::map<std::string, Value> values_of(CheckpointReader& reader, const Wanted& w
   return values;
 }
 
-/// Calls what fits for each key of the two maps, in order.
+/// Merges two sorted maps: calls a function for each key in one or both.
 template <class Map>
 void walk(const Map& a, const Map& b, const std::function<void(typename Map::const_reference)>& only_a,
           const std::function<void(typename Map::const_reference)>& only_b,
@@ -156,7 +156,7 @@ CheckpointDifference diff_checkpoints(CheckpointReader& a, CheckpointReader& b, 
         difference.values.push_back({one.first, "", text(one.second)});
       },
       [&](const auto& one, const auto& other) {
-        // As bytes, so that NaN equals itself.
+        // compared as bytes, so that NaN equals itself
         if (write_pickle(one.second) == write_pickle(other.second)) {
           ++difference.equal_values;
         } else {

@@ -8,18 +8,18 @@
 
 namespace megashard {
 
-/// A tensor that two checkpoints hold differently.
+/// A tensor that differs between two checkpoints.
 struct TensorDifference {
   std::string name;
-  std::string a;  ///< "float32[2, 3]"; empty: not there
+  std::string a;  ///< "float32[2, 3]"; empty: absent
   std::string b;
-  int64_t differing = 0;  ///< elements whose bits differ (of the same dtype) or whose values do
-  double largest = 0;     ///< |a - b|; NaN when a NaN stands against a number
+  int64_t differing = 0;  ///< number of elements whose bits (same dtype) or values differ
+  double largest = 0;     ///< max |a - b|; NaN if only one side is NaN
 };
 
 struct ValueDifference {
   std::string key;
-  std::string a;  ///< as text; empty: not there
+  std::string a;  ///< as text; empty: absent
   std::string b;
 };
 
@@ -32,9 +32,9 @@ struct CheckpointDifference {
   bool any() const { return !tensors.empty() || !values.empty(); }
 };
 
-/// Compares by names, whatever the formats are. Tensors are read some rows at a time. Values of
-/// which only one format has any (as a step's arguments beside safetensors) are differences too;
-/// namespaces are compared field by field. `wanted` chooses by name; null: all.
+/// Compares tensors and values by name, in any formats. Reads tensors some rows at a time. Values that only one format
+/// has (a step's arguments compared with safetensors) are differences too. Namespaces are compared field by field.
+/// `wanted` selects by name; null: all.
 CheckpointDifference diff_checkpoints(CheckpointReader& a, CheckpointReader& b,
                                       const std::function<bool(const std::string&)>& wanted = {});
 

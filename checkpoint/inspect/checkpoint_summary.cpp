@@ -14,7 +14,7 @@
 namespace megashard {
 namespace {
 
-/// What config.json calls what args call otherwise.
+/// Names in config.json for the names in args.
 constexpr std::pair<const char*, const char*> kConfigNames[] = {{"num_layers", "num_hidden_layers"},
                                                                 {"hidden_size", "hidden_size"},
                                                                 {"num_attention_heads", "num_attention_heads"},
@@ -61,7 +61,7 @@ void take_arguments(CheckpointSummary& summary, const Dict& args) {
   for (const char* name : kArgumentNames) {
     if (const auto* value = number(name)) summary.network[name] = *value;
   }
-  const auto* grouped = args.find("group_query_attention");  // without it the number of groups means nothing
+  const auto* grouped = args.find("group_query_attention");  // if false, the number of groups is meaningless
   if (grouped != nullptr && grouped->get_if<bool>() != nullptr && !*grouped->get_if<bool>())
     summary.network.erase("num_query_groups");
   for (const char* name : {"vocab_size", "padded_vocab_size"}) {
@@ -95,7 +95,7 @@ CheckpointSummary summarise(CheckpointReader& reader) {
   CheckpointSummary summary{.files = files_of(reader)};
   const auto step = step_named(std::filesystem::path(reader.path()).filename().string(), reader.path());
   if (step && !step->is_release) summary.iteration = step->iteration;
-  std::set<std::pair<std::string, int64_t>> places;  // of tensors' bytes, which tied names share
+  std::set<std::pair<std::string, int64_t>> places;  // locations of data, which tied names share
   for (const auto& info : reader.tensors()) {
     const auto& name = info.name;
     const auto rank = random_rank_of(name);
@@ -132,7 +132,7 @@ CheckedBytes verify_checkpoint(CheckpointReader& reader, const FaultSink& fault)
   if (is_step && has_manifest(path)) {
     try {
       const auto parts = read_manifest(path).files.size();
-      for (size_t part = 0; part < parts; ++part) {  // file by file, so that every damaged one is named
+      for (size_t part = 0; part < parts; ++part) {  // file by file, so that every damaged one is reported
         const auto damage = step_damage(path, VerifyDepth::kBytes, part, parts);
         if (!damage.empty()) fault(damage);
       }
