@@ -18,24 +18,23 @@
 
 namespace megashard {
 
-/// A box of a tensor, or a plain value, and where it is stored.
+/// A box of a tensor, or a plain value, and its location.
 struct StoredChunk {
-  std::vector<int64_t> offsets{};  ///< none of a plain value
+  std::vector<int64_t> offsets{};  ///< empty for plain values
   std::vector<int64_t> sizes{};
   std::string file{};  ///< inside the checkpoint
-  FileRange range{};   ///< with the item's own frame, where it has one
+  FileRange range{};   ///< including the item's own framing, if any
 };
 
 /// A leaf of a checkpoint's plain values.
 struct ValueKey {
   std::string key{};
-  std::vector<Value> path{};  ///< strings and list indices: its place in the nested values
+  std::vector<Value> path{};  ///< strings and list indices: position in the nested values
 };
 
-/// A checkpoint of any format, open for reading by one process, without communication
-/// (open_checkpoint.h). Opening reads names and sizes, and no tensor. Each format has its own reader:
-/// DcpReader (torch_dcp, and torch_dist by torch_dcp's keys), TorchFile, and the one behind
-/// open_hf_weights. All throw for keys that are not there.
+/// A checkpoint of any format, opened for reading by one process without communication (open_checkpoint.h). Opening
+/// reads names and sizes, but no tensors. Implementations: DcpReader (torch_dcp, and torch_dist with torch_dcp's keys),
+/// TorchFile, and the one of open_hf_weights. All throw for unknown keys.
 class CheckpointReader {
  public:
   virtual ~CheckpointReader() = default;
@@ -44,49 +43,49 @@ class CheckpointReader {
 
   virtual std::string format() const = 0;  ///< "torch_dcp", "torch_dist", "safetensors", "torch.save"
   const std::string& path() const { return path_; }
-  /// In the order in which they are read best.
+  /// In the best order for reading.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
-  const TensorInfo* find(const std::string& key) const;  ///< null: there is no such tensor
+  const TensorInfo* find(const std::string& key) const;  ///< null if there is no such tensor
   const std::vector<ValueKey>& value_keys() const { return value_keys_; }
-  /// Of a tensor or a plain value.
+  /// True for keys of tensors and plain values.
   bool contains(const std::string& key) const { return index_.count(key) != 0 || is_value(key); }
-  /// Whether a key is a plain value's, or a part of one: torch_dcp keeps the tensors in lists of dicts
-  /// apart from what is around them, so these are among tensors() too.
+  /// True if the key is a plain value or a part of one: torch_dcp stores tensors in lists of dicts apart from the rest
+  /// of the list, so such keys are among tensors() too.
   bool is_value(const std::string& key) const { return values_.count(key) != 0; }
 
-  /// Where a tensor or a plain value lies; nothing of what is stored within something else.
+  /// Locations of a tensor or a plain value; empty for items stored inside others.
   virtual std::vector<StoredChunk> chunks(const std::string& key) const = 0;
-  virtual std::vector<std::string> file_names() const = 0;  ///< inside path(), or path()'s own
-  /// Tensors whose bytes are stored once, under another key.
+  virtual std::vector<std::string> file_names() const = 0;  ///< inside path(), or the name of path() itself
+  /// Keys of tensors that are stored once under another key.
   virtual TiedKeys tied_keys() const { return {}; }
 
-  /// The whole tensor, on the CPU; a view of the mapped file where the format allows it.
+  /// Reads the whole tensor to the CPU; a view of the mapped file if the format allows it.
   at::Tensor read_tensor(const std::string& key);
-  /// Rows [begin, begin + count) of dimension 0, on the CPU, reading no others; the whole tensor when
-  /// it has no dimensions.
+  /// Reads rows [begin, begin + count) of dimension 0 to the CPU and no others; the whole tensor if it has no
+  /// dimensions.
   virtual at::Tensor read_rows(const std::string& key, int64_t begin, int64_t count) = 0;
-  /// Copies the saved elements that overlap with `into.local` into it, converting the dtype. What can
-  /// go straight to its place is read by reads.run(), while this reader lives.
+  /// Copies the saved elements that overlap `into.local` into it and converts the dtype. Data that needs no conversion
+  /// is queued in `reads`; call reads.run() while this reader exists.
   virtual void read_into(const std::string& key, const ShardedTensor& into, ReadQueue& reads);
-  /// Throws when read_into could not fill the tensor. Reads plain values, and no tensor.
+  /// Throws if read_into could not fill the tensor. Reads plain values, but no tensors.
   virtual void check_fit(const std::string& key, const ShardedTensor& into);
-  /// Gives back the memory that reading the tensor took; a view of it reads the file again.
+  /// Releases the memory of the tensor's pages; views read the file again.
   virtual void release(const std::string& /*key*/) {}
 
-  /// Of a tensor in a value, its record (value_tensors.h).
+  /// Reads a plain value; a tensor in a value is a record (value_tensors.h).
   virtual Value read_value(const std::string& key);
-  /// The plain values, nested. `wanted` chooses by key; null: all.
+  /// Reads the plain values, nested. `wanted` selects by key; null: all.
   Dict read_values(const std::function<bool(const std::string& key)>& wanted = {});
 
-  /// Reads every byte and compares it with what the format knows of it: checksums, sizes, ranges,
-  /// whether a tensor's chunks tile it. Goes on after a fault.
+  /// Reads every byte and checks it against checksums, sizes and ranges of the format, and that chunks tile their
+  /// tensors. Continues after a fault.
   virtual CheckedBytes verify(const FaultSink& fault) = 0;
 
  protected:
   explicit CheckpointReader(std::string path) : path_(std::move(path)) {}
-  void add_tensor(TensorInfo info);                           ///< of equal keys the first counts
-  void add_value(ValueKey key, Value known = {});             ///< what read_value gives, unless a format overrides it
-  const TensorInfo& tensor_at(const std::string& key) const;  ///< throws when there is none
+  void add_tensor(TensorInfo info);                           ///< of duplicate keys the first is used
+  void add_value(ValueKey key, Value known = {});             ///< `known`: result of read_value, unless overridden
+  const TensorInfo& tensor_at(const std::string& key) const;  ///< throws if there is none
 
  private:
   std::string path_;

@@ -6,7 +6,7 @@
 namespace megashard {
 namespace {
 
-/// What makes a list worth entering.
+/// True if a list holds tensors or dicts and is entered.
 bool holds_more(const TorchArchive& archive, const Value& value) {
   if (value.get_if<Dict>() != nullptr || stored_tensor(archive, value)) return true;
   if (value.get_if<List>() == nullptr && value.get_if<Tuple>() == nullptr) return false;
@@ -23,7 +23,7 @@ std::string joined(const std::vector<Value>& path) {
   return key;
 }
 
-/// A dict's key as part of a path; keys that are neither are named by their kind.
+/// A dict's key as part of a path; keys other than strings and ints are replaced by their kind.
 Value part_of(const Value& key) {
   const bool plain = key.get_if<std::string>() != nullptr || key.get_if<int64_t>() != nullptr;
   return plain ? key : Value("<" + key.kind() + ">");
@@ -59,7 +59,7 @@ void TorchFile::collect(std::vector<Value>& path, const Value& value) {
 
 std::vector<StoredChunk> TorchFile::chunks(const std::string& key) const {
   const auto found = stored_.find(key);
-  if (found == stored_.end()) return {};  // within the pickle
+  if (found == stored_.end()) return {};  // inside the pickle
   const auto& stored = found->second;
   const FileRange range{stored.data_offset, tensor_bytes({key, stored.dtype, stored.sizes})};
   return {{std::vector<int64_t>(stored.sizes.size(), 0), stored.sizes, file_names()[0], range}};

@@ -10,9 +10,8 @@
 
 namespace megashard {
 
-/// A file of torch.save, as torch.load would see it but as plain data. A tensor's key is the path to
-/// it joined by dots ("model.layer.weight"): dicts are entered always, lists and tuples when they hold
-/// tensors or dicts. Opening reads its pickle, and no tensor.
+/// A torch.save file read as plain data. A tensor's key is its path joined by dots ("model.layer.weight"): dicts are
+/// always entered, lists and tuples if they contain tensors or dicts. Opening reads the pickle, but no tensors.
 class TorchFile : public CheckpointReader {
  public:
   explicit TorchFile(const std::string& path);
