@@ -18,10 +18,10 @@
 namespace megashard {
 namespace {
 
-constexpr std::chrono::milliseconds kLookEvery{250};  // whether something has moved
-/// The thread finds out by itself that a rank or a disk hangs, and knows which: at the deadline.
-constexpr int kDeadlineParts = 8;  // so much later who waits for the thread gives it up
-constexpr int kNiceness = 10;      // the thread gets what training leaves, and all when training waits
+constexpr std::chrono::milliseconds kLookEvery{250};  // polling interval for progress
+/// The save's thread detects a rank or disk that hangs, and names it, at the deadline.
+constexpr int kDeadlineParts = 8;  // the caller gives up 1/8 of the deadline later
+constexpr int kNiceness = 10;      // low priority: the thread uses the CPU time that training leaves
 
 }  // namespace
 
@@ -29,7 +29,7 @@ struct AsyncSaver::Save {
   std::string name;
   std::shared_ptr<ShardSnapshot> snapshot;
   ShardedTensors copies;
-  std::exception_ptr not_copied;  // this rank's, which the others hear of from the thread
+  std::exception_ptr not_copied;  // this rank's error; the thread sends it to the other ranks
   Write write;
   std::function<void()> afterwards;
   ProcessGroupPtr group;
@@ -38,9 +38,9 @@ struct AsyncSaver::Save {
   std::condition_variable changed;
   bool has_ended = false;
   std::string failure;          // empty: none
-  bool has_lost_ranks = false;  // what it failed with is no answer of all ranks
+  bool has_lost_ranks = false;  // the failure was not agreed on by all ranks
 
-  /// False once nothing has moved for so long.
+  /// Returns false if nothing has progressed for `patience`.
   bool wait_while_it_moves(std::chrono::milliseconds patience) {
     using Clock = std::chrono::steady_clock;
     std::unique_lock lock(mutex);
@@ -87,7 +87,7 @@ AsyncSaver::AsyncSaver(const ProcessGroupPtr& training, AsyncSaverOptions option
 AsyncSaver::~AsyncSaver() {
   try {
     wait();
-  } catch (const std::exception&) {  // who wants to know has called wait()
+  } catch (const std::exception&) {  // reported by an earlier wait(), if anybody called it
   }
 }
 
@@ -107,11 +107,11 @@ void AsyncSaver::start(const std::string& name, const ShardedTensors& tensors, W
   }
   save_ = save;
   auto threads = start_threads(1, [save] {
-    ::setpriority(PRIO_PROCESS, 0, kNiceness);  // Linux: of this thread, and those that it starts
+    ::setpriority(PRIO_PROCESS, 0, kNiceness);  // on Linux: for this thread and those that it starts
     save->run();
   });
   if (threads.empty()) {
-    save->run();  // the other ranks do not wait in vain
+    save->run();  // so that the other ranks do not wait forever
   } else {
     thread_ = std::move(threads[0]);
   }
@@ -138,7 +138,7 @@ void AsyncSaver::wait() {
   if (ended) {
     if (thread_.joinable()) thread_.join();
     if (save->afterwards) save->afterwards();
-  } else {  // the thread keeps what it needs
+  } else {  // the thread owns what it needs
     thread_.detach();
     snapshot_ = std::make_shared<ShardSnapshot>();
   }

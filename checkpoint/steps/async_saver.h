@@ -13,53 +13,51 @@
 namespace megashard {
 
 struct AsyncSaverOptions {
-  /// How long a save may do nothing before whoever waits for it gives up.
+  /// Time without progress after which waiting ranks give up.
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
-  std::function<void(const std::string& line)> say{};  ///< when training waits; null: nobody
+  std::function<void(const std::string& line)> say{};  ///< receives a line when training waits; null: none
 };
 
-/// Saves while training goes on (torch's dcp.async_save): the caller waits for a copy of its
-/// shards, a thread does the rest, by the same code as a save without it. Its ranks agree over a
-/// group of their own on the CPU, so it never waits inside a collective of the training. One save
-/// at a time. Calls are collective, from one thread; see docs/async_save.md.
+/// Saves while training continues (torch's dcp.async_save): the caller blocks only for a copy of its shards; a thread
+/// does the rest with the code of a synchronous save. It communicates over its own CPU group, so it never blocks in a
+/// training collective. One save at a time. Calls are collective, from one thread; see docs/async_save.md.
 class AsyncSaver {
  public:
-  /// Writes `copies`, which stay as they are until it returns; its collectives go over `group`
-  /// (null when there is only one rank).
+  /// Writes `copies`, which are not changed until it returns. Its collectives use `group` (null if there is only one
+  /// rank).
   using Write = std::function<void(const ShardedTensors& copies, const ProcessGroupPtr& group)>;
 
-  /// Collective. `training`: the ranks; throws when it has no backend for the CPU.
+  /// Collective. `training` is the group of all ranks; throws if it has no CPU backend.
   explicit AsyncSaver(const ProcessGroupPtr& training, AsyncSaverOptions options = {});
-  ~AsyncSaver();  ///< waits, up to the deadline, and swallows what the save failed with
+  ~AsyncSaver();  ///< waits up to the deadline; ignores an error of the save
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  /// Waits for the previous save, copies the tensors (on a GPU: see before_changes()) and returns.
-  /// `name` is for messages: "iteration 10". What goes wrong from here on is thrown by the next
-  /// start() or wait(), on every rank. Before that throws or returns it calls `afterwards`, on its
-  /// own thread, once the save has ended, well or not: to say what `write` has noticed.
+  /// Waits for the previous save, copies the tensors (on a GPU: see before_changes()) and returns. `name` is used in
+  /// messages: "iteration 10". Later errors are thrown by the next start() or wait() on every rank. Before that throws
+  /// or returns, it calls `afterwards` on the caller's thread once the save has ended, successfully or not, to report
+  /// what `write` has noticed.
   void start(const std::string& name, const ShardedTensors& tensors, Write write,
              std::function<void()> afterwards = {});
-  /// To be called before the tensors of the save under way are changed on a GPU: the current stream
-  /// waits until they are copied. The host does not wait.
+  /// Call before changing tensors of the current save on a GPU: the current stream waits for their copies. Does not
+  /// block the host.
   void before_changes() const;
-  /// Returns when no save is under way. Throws what it failed with, once: the same message on
-  /// every rank. c10::DistError: the ranks have lost each other, or its thread still writes.
+  /// Blocks until no save is running. Throws its error once, the same on every rank. Throws c10::DistError if the ranks
+  /// have lost each other or the thread is still writing.
   void wait();
 
   enum class State { kIdle, kWriting, kWritten, kFailed };
-  /// What this rank knows of the save under way, without waiting; kIdle after wait(). Ranks learn
-  /// of a failure at different moments: let them agree (the training step's own reduction does)
-  /// before all of them call wait().
+  /// This rank's view of the save, without blocking; kIdle after wait(). Ranks learn of a failure at different times:
+  /// let them agree (the training step's reduction does) before all of them call wait().
   State state() const;
 
  private:
-  struct Save;  // what the thread holds, so that it may outlive a saver that gave up
+  struct Save;  // owned by the thread too, so that it may outlive a saver that gave up
 
   ProcessGroupPtr group_;
   AsyncSaverOptions options_;
   std::shared_ptr<ShardSnapshot> snapshot_;
-  std::shared_ptr<Save> save_;  // null: none since the last wait()
+  std::shared_ptr<Save> save_;  // null: no save since the last wait()
   std::thread thread_;
 };
 

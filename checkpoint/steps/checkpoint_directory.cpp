@@ -18,7 +18,7 @@ constexpr const char* kRelease = "release";
 constexpr int64_t kMaxTrackerBytes = 1024;
 constexpr const char* kPrefix = "iter_";
 
-/// Whether a folder of that name, hidden or not, is a step's.
+/// True for a step's folder name, hidden or not.
 bool is_step_name(const std::string& name) { return name == kRelease || name.starts_with(kPrefix); }
 
 std::string step_name(int64_t iteration) {
@@ -40,7 +40,7 @@ bool is_newer(const CheckpointStep& one, const CheckpointStep& other) {
   return one.is_release != other.is_release ? other.is_release : one.iteration > other.iteration;
 }
 
-/// The step, or what is left of it while a new one takes its place.
+/// The step, or the old one that is being replaced.
 std::optional<CheckpointStep> find_in(const std::string& directory, const CheckpointStep& step) {
   for (const auto& there : list_steps(directory)) {
     if (there.is_release == step.is_release && there.iteration == step.iteration) return there;
@@ -134,7 +134,7 @@ void StepWriter::begin() {
 void StepWriter::begin_converted() { folder_.begin(); }
 
 void StepWriter::finish_folder(const std::vector<WrittenFile>& files, const RunHistory& run) {
-  write_manifest(folder(), {step_.iteration, files, run});  // syncs the folder too
+  write_manifest(folder(), {step_.iteration, files, run});  // also syncs the folder
   const auto damage = step_damage(folder(), VerifyDepth::kSizes);
   TORCH_CHECK(damage.empty(), damage, ": something else writes to this folder; save again");
 }
@@ -160,7 +160,7 @@ std::string StepWriter::commit_converted(const std::vector<WrittenFile>& files, 
     latest = read_tracker(directory_);
   } catch (const UnreadableError&) {
     throw;
-  } catch (const c10::Error&) {  // illegible, as if it were not there
+  } catch (const c10::Error&) {  // invalid: treated as missing
   }
   if (!latest && !others.empty()) latest = others[0];
   folder_.publish();

@@ -18,7 +18,7 @@
 namespace megashard {
 namespace {
 
-/// What is in the way of a reader may go: nothing else is taken for it meanwhile.
+/// Errors of a step that cannot be read now are rethrown: no other step is used instead.
 template <class Work>
 auto readable_or_stop(const Work& work) {
   try {
@@ -30,23 +30,23 @@ auto readable_or_stop(const Work& work) {
   }
 }
 
-/// What the first rank has found out.
+/// Result of the first rank's search.
 struct Search {
   std::vector<CheckpointStep> candidates;  ///< the best first
-  std::string trouble{};                   ///< with the tracker; empty: none
-  bool is_asked_for = false;               ///< by its name: this one or none
+  std::string trouble{};                   ///< problem with the tracker; empty: none
+  bool is_asked_for = false;               ///< requested by name: no other one is used
 };
 
-/// The path of a folder that is a step, so that its last part is the step's name.
+/// Path of a step's folder, whose last component is the step's name.
 std::string step_path(const std::string& folder) {
   const auto whole = [](const std::filesystem::path& path) { return path.has_filename() ? path : path.parent_path(); };
   const auto given = whole(std::filesystem::path(folder).lexically_normal());
   if (step_named(given.filename(), given)) return given.has_parent_path() ? given : std::filesystem::path(".") / given;
-  std::error_code error;  // of a path that is not there
+  std::error_code error;  // for a path that does not exist
   return whole(std::filesystem::weakly_canonical(folder, error));
 }
 
-/// The step whose own folder it is, instead of the directory of a training.
+/// The step if `folder` is a step's own folder and not the directory of a training.
 std::optional<CheckpointStep> as_step(const std::string& folder, std::optional<int64_t> ckpt_step) {
   const auto path = step_path(folder);
   const auto step = step_named(std::filesystem::path(path).filename(), path);
@@ -69,7 +69,7 @@ std::optional<CheckpointStep> as_step(const std::string& folder, std::optional<i
 
 Search search(const std::string& directory, std::optional<int64_t> ckpt_step) {
   if (auto step = as_step(directory, ckpt_step)) {
-    step->folder.clear();  // what every rank was given
+    step->folder.clear();  // filled in by every rank with its own path
     return {{*step}, "", true};
   }
   if (ckpt_step) return {{step_at(directory, *ckpt_step)}, "", true};
@@ -109,7 +109,7 @@ Value message_of(const Search& found) {
   return Tuple{{std::move(steps), found.trouble, found.is_asked_for}};
 }
 
-/// Each rank has the steps in its own `directory`, which may be another's by another path.
+/// Builds paths with this rank's `directory`, which may be another path to the same folder.
 Search search_in(const Value& message, const std::string& directory) {
   const auto& fields = message.as_items();
   Search found{{}, fields.at(1).as_string(), fields.at(2).as_bool()};
@@ -122,26 +122,25 @@ Search search_in(const Value& message, const std::string& directory) {
   return found;
 }
 
-/// What the first rank has found, on all.
+/// Runs `work` on the first rank and returns its result on all.
 template <class Work>
 Search first_ranks_search(const std::string& directory, const ProcessGroupPtr& group, const Work& work) {
   return search_in(first_rank_value(group, [&] { return message_of(readable_or_stop(work)); }), directory);
 }
 
-/// Of a manifest that is there and legible.
+/// The run in a readable manifest; nullopt otherwise.
 std::optional<RunHistory> known_run(const CheckpointStep& step) {
   try {
     if (has_manifest(step.folder)) return read_manifest(step.folder).run;
   } catch (const UnreadableError&) {
     throw;
-  } catch (const c10::Error&) {  // of a damaged step
+  } catch (const c10::Error&) {  // the step is damaged
   }
   return std::nullopt;
 }
 
-/// Takes out the steps of other runs than the one that is meant, and returns what is to be said of
-/// them; empty: there are none. `meant`: the tracker's step; null: the tracker does not say it, and then
-/// there may be only one run.
+/// Removes the steps of other runs from the list and returns a message about them; empty if there are none. `meant` is
+/// the tracker's step; null if the tracker names none, and then there may be only one run.
 std::string take_out_other_runs(std::vector<CheckpointStep>& steps, const CheckpointStep* meant) {
   auto run = meant == nullptr ? std::nullopt : known_run(*meant);
   const bool is_sure = run.has_value();
@@ -149,7 +148,7 @@ std::string take_out_other_runs(std::vector<CheckpointStep>& steps, const Checkp
   if (!run) return "";
   std::string others;
   std::erase_if(steps, [&](const CheckpointStep& step) {
-    if (has_manifest(step.folder) && !known_run(step)) return false;  // it is damaged, and said so
+    if (has_manifest(step.folder) && !known_run(step)) return false;  // damaged and reported as such
     const auto id = known_run(step).value_or(RunHistory{}).id;
     if (kinship(*run, id, step.iteration) == Kinship::kOwn) return false;
     others += (others.empty() ? "" : ", ") + step.folder;
@@ -161,7 +160,7 @@ std::string take_out_other_runs(std::vector<CheckpointStep>& steps, const Checkp
   return others.empty() ? "" : others + (others.find(", ") == others.npos ? " is" : " are") + " of another run";
 }
 
-/// The same on all ranks. The first `tried` of the candidates are damaged.
+/// Removes other runs' steps on all ranks. The first `tried` candidates are damaged.
 void keep_one_run(Search& found, size_t tried, const std::string& directory, const ProcessGroupPtr& group) {
   const auto rest = first_ranks_search(directory, group, [&] {
     const auto first = found.candidates.begin();
@@ -174,8 +173,7 @@ void keep_one_run(Search& found, size_t tried, const std::string& directory, con
   if (!rest.trouble.empty()) found.trouble += (found.trouble.empty() ? "" : "; ") + rest.trouble;
 }
 
-/// Reads this rank's stretch of the files' bytes, all of them behind each other, and returns what
-/// it adds (xor) to the checksum of each file.
+/// Reads this rank's range of the concatenated files and returns its contribution (xor) to the checksum of each file.
 List sums_of_stretch(const std::string& folder, const std::vector<WrittenFile>& files, int64_t rank, int64_t ranks) {
   int64_t total = 0;
   for (const auto& file : files) total += file.bytes;
@@ -184,7 +182,7 @@ List sums_of_stretch(const std::string& folder, const std::vector<WrittenFile>& 
   const auto end = std::min(total, begin + share);
   LongWork work("check", end - begin);
   List sums;
-  int64_t at = 0;  // where the file begins
+  int64_t at = 0;  // start of the file
   for (const auto& file : files) {
     const auto from = std::max(begin - at, int64_t{0});
     const auto to = std::min(end - at, file.bytes);
@@ -199,7 +197,7 @@ List sums_of_stretch(const std::string& folder, const std::vector<WrittenFile>& 
   return sums;
 }
 
-/// What a rank says of a step: a text is its damage, anything else is none.
+/// Answer of a rank about a step: a string is a damage, any other value none.
 std::string first_damage(const std::vector<Value>& answers) {
   for (const auto& answer : answers) {
     if (const auto* damage = answer.get_if<std::string>()) return *damage;
@@ -209,7 +207,7 @@ std::string first_damage(const std::vector<Value>& answers) {
 
 Value damage_or_none(std::string damage) { return damage.empty() ? Value() : Value(std::move(damage)); }
 
-/// The first file whose bytes have changed, as this rank's manifest says.
+/// The first file with wrong checksum according to this rank's manifest.
 std::string changed_file(const std::string& folder, const ProcessGroupPtr& group) {
   std::vector<WrittenFile> files;
   const auto read = [&]() -> Value {
@@ -238,7 +236,7 @@ std::string changed_file(const std::string& folder, const ProcessGroupPtr& group
   return "";
 }
 
-/// The first damage that a rank has found, on all ranks.
+/// The first damage that any rank has found. Same on all ranks.
 std::string damage_on_any_rank(const std::string& folder, const FindOptions& options, const ProcessGroupPtr& group) {
   const auto check = [&] {
     const auto rank = static_cast<size_t>(rank_in(group));
@@ -249,7 +247,7 @@ std::string damage_on_any_rank(const std::string& folder, const FindOptions& opt
   const auto damage = first_damage(gather_values(group, [&] { return readable_or_stop(check); }));
   if (!damage.empty() || options.depth == VerifyDepth::kSizes) return damage;
   const auto changed = changed_file(folder, group);
-  // Disks of the ranks' own, and caches of a network's, may show them different manifests.
+  // Local disks or caches of a network file system may show the ranks different manifests.
   return first_damage(gather_values(group, [&] { return damage_or_none(changed); }));
 }
 

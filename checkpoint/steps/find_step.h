@@ -12,23 +12,21 @@
 namespace megashard {
 
 struct FindOptions {
-  std::optional<int64_t> ckpt_step{};  ///< this one or none
+  std::optional<int64_t> ckpt_step{};  ///< use this iteration only
   VerifyDepth depth = VerifyDepth::kBytes;
-  /// What else is wrong with a step's folder; empty: nothing. Null: nothing else matters.
+  /// Returns other damage of a step's folder; empty if none. Null: no further check.
   std::function<std::string(const std::string& folder)> further_damage{};
-  /// Gets one line, on every rank, when another step than the tracker's is found: which was passed
-  /// over, which file is damaged, what is used instead. Null: nobody is told.
+  /// Receives one line on every rank if another step than the tracker's is used: the skipped steps, the damaged file,
+  /// the step used instead. Null: not reported.
   std::function<void(const std::string& line)> notice{};
 };
 
-/// The step that a run loads: the tracker's, or the newest whole one before it of the same run;
-/// without a legible tracker, the newest whole one that is there, where all are of one run. Steps
-/// after the tracker's are never taken: whoever sets the tracker back means it, and so does one
-/// that says `release`. `directory` may be the folder of a step, whose name says its iteration:
-/// that one. Nothing when there are neither tracker nor steps, as in a first start. Throws when
-/// there are steps and none will do, when `ckpt_step` is damaged, and when something cannot be
-/// read now: that may be whole. Collective: the first rank looks, all check their part of the
-/// files and read as many bytes as the others, and all return the same.
+/// Finds the step that a run loads: the tracker's, or the newest undamaged one before it of the same run. Without a
+/// valid tracker: the newest undamaged step, if all are of one run. Never takes steps after the tracker's: moving the
+/// tracker back is intended, and so is `release`. `directory` may also be a step's folder, whose name gives its
+/// iteration. Returns nullopt if there is neither a tracker nor a step, as in a first start. Throws if there are steps
+/// but none is usable, if `ckpt_step` is damaged, and if something cannot be read now and may be undamaged. Collective:
+/// the first rank searches, all ranks check an equal share of the bytes and return the same.
 std::optional<CheckpointStep> find_step(const std::string& directory, const ProcessGroupPtr& group,
                                         const FindOptions& options = {});
 

@@ -27,7 +27,7 @@ bool is_weights(const std::string& name, const std::set<std::string>& others) {
   return false;
 }
 
-/// Whether the weights there are what a cut-short save left, without the file to begin with.
+/// True if the weights are leftovers of an interrupted save without the file that readers open first.
 bool is_half_replaced(const std::string& folder, const std::set<std::string>& names) {
   return is_unfinished(folder + "/model") && names.count("model.safetensors") == 0 &&
          names.count("model.safetensors.index.json") == 0;

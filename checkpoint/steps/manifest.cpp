@@ -23,7 +23,7 @@ using nlohmann::json;
 
 constexpr const char* kManifest = "manifest.json";
 constexpr int64_t kFormatVersion = 1;
-constexpr int64_t kMaxManifestBytes = 64 << 20;  // of some 500,000 files
+constexpr int64_t kMaxManifestBytes = 64 << 20;  // enough for about 500,000 files
 
 uint32_t checksum_of(const json& root) {
   const auto text = root.dump();
@@ -89,7 +89,7 @@ void check_length(const std::string& path, int64_t expected, bool at_least) {
 void check_foreign_step(const std::string& folder) {
   TORCH_CHECK(!path_exists(folder + "/" + kCommonFile) || path_exists(folder + "/" + kFormatFile), folder,
               " has no metadata.json, which is written last: its save was cut short");
-  std::map<std::string, int64_t> reach;  // where the last item of each file ends
+  std::map<std::string, int64_t> reach;  // end of the last item in each file
   for (const auto& entry : read_dcp_metadata(folder).entries) {
     for (const auto& location : entry.locations()) {
       auto& end = reach[location.file];

@@ -11,8 +11,8 @@
 namespace megashard {
 namespace {
 
-/// A step that is known to be damaged does not count, and may not say whose it is; of others that
-/// do not say it legibly nobody knows.
+/// A step known to be damaged does not count as recent, and may have no readable run; other steps without a readable
+/// run are of unknown runs.
 Kinship kinship_of(const RunHistory& run, const CheckpointStep& step, bool is_known) {
   try {
     const auto kin = kinship(run, run_of_step(step.folder).id, step.iteration);

@@ -23,7 +23,7 @@ std::string this_process() {
   return "process " + std::to_string(::getpid()) + " on " + host;
 }
 
-/// What the other process wrote; it may be just about to.
+/// Text that the other process wrote; empty if it has not written it yet.
 std::string owner(int descriptor) {
   char text[200];
   const auto bytes = ::pread(descriptor, text, sizeof text, 0);
@@ -39,7 +39,7 @@ std::vector<std::string> missing_folders(const std::string& directory) {
   return missing;
 }
 
-/// Whether the file that is open still has its name: its owner removes it when it ends.
+/// True if the open file still has its name: the owner removes it when it ends.
 bool is_current(int descriptor, const std::string& path) {
   struct stat open_one {};
   struct stat named {};
@@ -66,7 +66,7 @@ bool RunLock::take_again() {
   return true;
 }
 
-/// False when its owner has just removed the file.
+/// Returns false if the owner has just removed the file.
 bool RunLock::take() {
   const int descriptor = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   TORCH_CHECK(descriptor >= 0, "cannot create ", path_, ": ", std::strerror(errno));

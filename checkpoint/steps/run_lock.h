@@ -5,21 +5,21 @@
 
 namespace megashard {
 
-/// Keeps a second run from saving to the same directory, for as long as this lives: a lock (flock)
-/// on DIRECTORY/.run, which says who has it. A process that ends, however it does, has it no more.
+/// Prevents a second run from saving to the same directory during this object's lifetime, by a lock (flock) on
+/// DIRECTORY/.run, which names the holder. The lock ends with the process.
 class RunLock {
  public:
-  /// Makes the directory. Throws an error that names the other process when the lock is taken.
+  /// Creates the directory. Throws an error that names the other process if the lock is taken.
   explicit RunLock(const std::string& directory);
-  /// Removes the file, unless it is another run's by now, and of the folders that it made those that are still empty.
+  /// Removes the file, unless another run has taken it, and the folders that the constructor created if they are empty.
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  /// Whether somebody has removed or renamed the directory, or the file: it is then made and locked anew, or another
-  /// run's error thrown, as in the constructor.
+  /// Returns true if the directory or the file was removed or renamed. Then creates and locks it again, or throws the
+  /// constructor's error if another run has it.
   bool take_again();
-  /// False where the file system has no locks: then nobody is kept out.
+  /// False if the file system has no locks; then no other run is prevented.
   bool is_held() const { return descriptor_ >= 0; }
 
  private:
@@ -27,9 +27,9 @@ class RunLock {
   bool is_ours() const;
 
   std::string path_;
-  std::vector<std::string> made_;  // folders, the innermost first
+  std::vector<std::string> made_;  // created folders, the innermost first
   int descriptor_ = -1;
-  bool has_locks_ = true;  // the file system
+  bool has_locks_ = true;  // the file system supports locks
 };
 
 }  // namespace megashard

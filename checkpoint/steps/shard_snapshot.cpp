@@ -21,7 +21,7 @@ namespace megashard {
 namespace {
 
 constexpr int64_t kShardAlignment = 64;        // a cache line
-constexpr int64_t kMinBytesPerCopy = 8 << 20;  // a thread takes as long to start as 0.5 MiB to copy
+constexpr int64_t kMinBytesPerCopy = 8 << 20;  // starting a thread takes as long as copying 0.5 MiB
 
 struct Piece {
   char* to;
@@ -29,7 +29,7 @@ struct Piece {
   int64_t bytes;
 };
 
-/// Bytes [begin, end) of the pieces behind each other.
+/// Copies bytes [begin, end) of the concatenated pieces.
 void copy_range(const std::vector<Piece>& pieces, int64_t begin, int64_t end) {
   for (const auto& piece : pieces) {
     const auto first = std::max<int64_t>(0, begin);
@@ -49,7 +49,7 @@ void copy_pieces(const std::vector<Piece>& pieces) {
   });
 }
 
-/// Pages of 2 MiB where the system has them: fewer to touch, fewer to look up while copying.
+/// Uses pages of 2 MiB if available: fewer page faults and TLB misses.
 at::Tensor huge_pages(int64_t bytes) {
   const auto size = static_cast<size_t>(bytes);
   void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -76,7 +76,7 @@ int64_t place_of(const at::Tensor& shard) {
 
 void ShardSnapshot::make_room(int64_t bytes, bool for_device) {
   if (buffer_.defined() && buffer_.numel() >= bytes) return;
-  buffer_.reset();  // before the new one, not beside it
+  buffer_.reset();  // free it before allocating the new one
   buffer_ = for_device ? load_cuda_module().pinned_bytes(bytes) : huge_pages(bytes);
 }
 
@@ -109,7 +109,7 @@ ShardedTensors ShardSnapshot::take(const ShardedTensors& tensors) {
   if (!device.is_cpu()) beside.emplace(copying_stream(device));
   for (const auto& [copy, live] : others) {
     copy.copy_(live, /*non_blocking=*/true);
-    if (!live.device().is_cpu()) live.record_stream(*stream_);  // training may drop it meanwhile
+    if (!live.device().is_cpu()) live.record_stream(*stream_);  // training may free it meanwhile
   }
   if (!device.is_cpu()) {
     copied_.emplace(device.type());

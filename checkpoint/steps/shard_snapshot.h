@@ -11,28 +11,26 @@
 
 namespace megashard {
 
-/// A copy of a rank's shards in host memory, so that training may change them while they are
-/// written (torch's DefaultStager). The memory is kept from one copy to the next: its pages are
-/// touched, and for a GPU pinned, only once.
+/// A copy of a rank's shards in host memory, so that training may change them while they are written (torch's
+/// DefaultStager). The memory is reused, so its pages are touched, and pinned for a GPU, only once.
 class ShardSnapshot {
  public:
-  /// The same tensors with `local` on the CPU, contiguous; valid until the next take(). Shards on
-  /// the CPU are copied on return, by as many threads as ATen has. Those on a GPU are copied on a
-  /// stream of their own, behind what the current stream has been given so far: the host does not
-  /// wait, and what follows on the current stream may read them. Call before_changes() before it
-  /// changes them; wait() tells when the copies are there.
+  /// Returns the tensors with `local` on the CPU, contiguous; valid until the next take(). CPU shards are copied on
+  /// return, by ATen's threads. GPU shards are copied on a separate stream after the work queued on the current stream;
+  /// the host is not blocked. Later work on the current stream may read the shards; call before_changes() before it
+  /// changes them. wait() blocks until the copies are complete.
   ShardedTensors take(const ShardedTensors& tensors);
-  /// The current stream waits for the copies; the host does not.
+  /// Makes the current stream wait for the copies. Does not block the host.
   void before_changes() const;
-  void wait() const;  ///< from any thread
+  void wait() const;  ///< blocks the host; callable from any thread
 
  private:
   void make_room(int64_t bytes, bool for_device);
-  /// Behind what the current stream has been given so far.
+  /// Returns the copy stream after it waits for the current stream.
   c10::Stream copying_stream(c10::Device device);
 
   at::Tensor buffer_;
-  std::optional<c10::Stream> stream_;  // of a GPU; what copies
+  std::optional<c10::Stream> stream_;  // copy stream of a GPU
   std::optional<c10::Event> copied_;
 };
 
