@@ -15,7 +15,7 @@ constexpr std::string_view kLayers = "layers.";
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/// "chained_<n>." that text begins with; empty when it begins otherwise.
+/// The prefix "chained_<n>." of the text; empty if it has none.
 std::string_view chained_prefix(std::string_view text) {
   if (!text.starts_with(kChained)) return {};
   const auto end = text.find_first_not_of("0123456789", kChained.size());
@@ -23,7 +23,7 @@ std::string_view chained_prefix(std::string_view text) {
   return is_prefix ? text.substr(0, end + 1) : std::string_view();
 }
 
-/// Just behind the first component "layers."; npos without one.
+/// Position after the first component "layers."; npos if there is none.
 size_t behind_layers(const std::string& key) {
   for (auto at = key.find(kLayers); at != std::string::npos; at = key.find(kLayers, at + 1)) {
     if (at == 0 || key[at - 1] == '.') return at + kLayers.size();
@@ -33,7 +33,7 @@ size_t behind_layers(const std::string& key) {
 
 /// "<list>layers.<index>.<rest>"
 struct LayerKey {
-  std::string list;  // with "layers."
+  std::string list;  // ends with "layers."
   int64_t index = 0;
   std::string rest;
 };
@@ -52,13 +52,13 @@ std::optional<LayerKey> split_layer(const std::string& key) {
   return parts;
 }
 
-/// One list of layers: alike until a tensor says otherwise.
+/// One list of layers; `alike` until two layers differ in a tensor.
 struct LayerList {
   struct Slot {
     const TensorInfo* first;
     int64_t count = 0;
   };
-  std::unordered_map<std::string, Slot> slots;  // by rest
+  std::unordered_map<std::string, Slot> slots;  // keyed by rest
   int64_t layers = 0;
   bool alike = true;
 
@@ -68,7 +68,7 @@ struct LayerList {
     ++slot.count;
     alike &= slot.first->dtype == info.dtype && slot.first->sizes == info.sizes;
   }
-  /// Keys are distinct, so as many as there are numbers means every number.
+  /// Keys are distinct, so equal counts mean that every layer has the tensor.
   bool complete() const {
     return alike &&
            std::all_of(slots.begin(), slots.end(), [&](const auto& slot) { return slot.second.count == layers; });
@@ -140,7 +140,7 @@ std::vector<TorchDistPlace> torch_dist_places(const std::vector<TensorInfo>& ten
     const std::string& name = item.first;
     const auto& list = item.second;
     const bool is_free = std::none_of(list.slots.begin(), list.slots.end(), [&](const auto& slot) {
-      return keys.count(name + slot.first) != 0;  // a tensor of the list itself
+      return keys.count(name + slot.first) != 0;  // a tensor of the list itself has that name
     });
     if (list.complete() && is_free) stacked.insert(name);
   }

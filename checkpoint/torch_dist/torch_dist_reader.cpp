@@ -22,13 +22,13 @@ Value read_at(const std::string& folder, const DcpLocation& location) {
   return read_stored_value(file, location.range);
 }
 
-/// A stored ShardedObject is a list of one object.
+/// Returns the object of a stored ShardedObject, which is a list of one.
 const Value& only_item(const Value& list, const std::string& key) {
   TORCH_CHECK(list.as_items().size() == 1, key, " holds ", list.as_items().size(), " objects instead of one");
   return list.as_items()[0];
 }
 
-/// Megatron's writer cuts stacks into single layers.
+/// True for a stack: Megatron's writer cuts them into single layers.
 bool is_stack(const std::string& key, const DcpTensor& tensor) {
   return !tensor.chunks.empty() && !tensor.sizes.empty() && key_of_layer(key, 0).has_value() &&
          std::all_of(tensor.chunks.begin(), tensor.chunks.end(),
@@ -126,7 +126,7 @@ class TorchDistView {
         add_value({kRngStateKey, static_cast<int64_t>(rank)}, ranks[rank], bytes.location);
       return;
     }
-    // Ours is "<rank>_<world>"; ranks of Megatron's pipeline and tensor groups keep their numbers.
+    // Ours is "<rank>_<world>"; ranks of Megatron's pipeline and tensor parallel groups keep their numbers.
     const bool is_ours = at.find('.') == std::string::npos;
     const auto rank = is_ours ? at.substr(0, at.find('_')) : at;
     view_.entries.push_back(
@@ -140,7 +140,7 @@ class TorchDistView {
     const auto step = take_step();
     for (auto& leaf : flatten_values(common_)) add_value(std::move(leaf.path), std::move(leaf.value), common_location_);
     if (!step) return;
-    const auto first = std::string(".") + kExpAvgBuffer;  // of every weight that is trained
+    const auto first = std::string(".") + kExpAvgBuffer;  // every trained weight has one
     const auto count = view_.entries.size();
     for (size_t i = 0; i < count; ++i) {
       const auto& key = view_.entries[i].key;
@@ -169,7 +169,7 @@ class TorchDistView {
     std::erase_if(common_.entries, [](const auto& entry) { return entry.first == Value(kTorchDistGroupNames); });
   }
 
-  /// {"optimizer": {"optimizer": {..}, "grad_scaler": {..}}} of mixed precision: one level less.
+  /// {"optimizer": {"optimizer": {..}, "grad_scaler": {..}}} of mixed precision: removes one level.
   static Dict lifted(const Dict& outer) {
     const auto* inner = outer.find(kOptimizerKey);
     if (inner == nullptr || inner->get_if<Dict>() == nullptr) return outer;
@@ -187,8 +187,8 @@ class TorchDistView {
     common_.set(kOptimizerKey, lifted(optimizer->as_dict()));
   }
 
-  /// {"optimizer": {0: {..}, 1: {..}}} of a chain: one optimizer with the groups of all, and what
-  /// they have in common as the first says it, the step too.
+  /// {"optimizer": {0: {..}, 1: {..}}} of a chain: merges the groups into one optimizer; common fields, also the step,
+  /// come from the first.
   void join_chained() {
     const auto* optimizer = common_.find(kOptimizerKey);
     const auto* chain = optimizer == nullptr ? nullptr : optimizer->get_if<Dict>();
@@ -209,7 +209,7 @@ class TorchDistView {
     common_.set(kOptimizerKey, std::move(joined));
   }
 
-  /// common_step, or the step that TransformerEngine's optimizer keeps in the first param_group.
+  /// Takes common_step, or the step that TransformerEngine's optimizer stores in the first param_group.
   std::optional<Value> take_step() {
     auto* optimizer = common_.find(kOptimizerKey);
     auto* fields = optimizer == nullptr ? nullptr : optimizer->get_if<Dict>();

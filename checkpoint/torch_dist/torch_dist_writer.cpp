@@ -22,7 +22,7 @@ namespace {
 constexpr const char* kConfig = R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
                                 R"("common_backend": "torch", "common_backend_version": 1})";
 
-/// Ranks among which dimension 0 is cut.
+/// Number of ranks that share dimension 0.
 int64_t sharding_size(const ShardedTensor& tensor) {
   int64_t ranks = 1;
   for (size_t i = 0; i < tensor.placements.size(); ++i) {
@@ -33,7 +33,7 @@ int64_t sharding_size(const ShardedTensor& tensor) {
   return ranks;
 }
 
-/// The step that all parameters share; nothing when there is none, or they differ.
+/// The step of all parameters; nullopt if there is none or they differ.
 std::optional<double> common_step(const ShardedTensors& tensors) {
   std::optional<double> step;
   for (const auto& [key, tensor] : tensors) {
@@ -45,8 +45,8 @@ std::optional<double> common_step(const ShardedTensors& tensors) {
   return step;
 }
 
-/// Megatron puts its own parameters into the groups: what it finds there must not be names. They
-/// are kept beside, for the way back.
+/// Moves the names out of the groups, because Megatron puts its own parameters there. They are stored separately, for
+/// loading.
 void take_group_names(Dict& optimizer, Dict& common) {
   auto* groups = optimizer.find(kParamGroupsKey);
   auto* list = groups == nullptr ? nullptr : groups->get_if<List>();
@@ -62,7 +62,7 @@ void take_group_names(Dict& optimizer, Dict& common) {
   common.set(kTorchDistGroupNames, std::move(names));
 }
 
-/// Out of the common values, into objects: of each rank, or Megatron's list over ranks as one.
+/// Moves random states from the common values to objects: one per rank, or Megatron's list over ranks as one.
 void take_random_states(TorchDistState& state, int world) {
   const auto* found = state.common.find(kRngStateKey);
   const auto* by_rank = found == nullptr ? nullptr : found->get_if<Dict>();
@@ -117,7 +117,7 @@ TorchDistState to_torch_dist(const ShardedTensors& tensors, const Dict& values, 
   take_group_names(optimizer, state.common);
   if (step) {
     Dict of_state;
-    // a tensor, as torch's AdamW counts in
+    // a tensor, as the step of torch's AdamW
     of_state.set(kCommonStep, tensor_value(at::full({}, *step, at::TensorOptions(at::kFloat))));
     optimizer.set(kStateKey, std::move(of_state));
   }
