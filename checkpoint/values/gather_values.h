@@ -8,10 +8,9 @@
 
 namespace megashard {
 
-/// gather_or_throw (agreement.h) of plain values, which travel as pickles: what ranks tell each
-/// other about files.
+/// gather_or_throw (agreement.h) of plain values, which are sent as pickles: for small data about files.
 std::vector<Value> gather_values(const ProcessGroupPtr& group, const std::function<Value()>& work);
-/// What `work` returns on the first rank, on all; the others do not run it.
+/// Runs `work` on the first rank and returns its result on all.
 Value first_rank_value(const ProcessGroupPtr& group, const std::function<Value()>& work);
 
 }  // namespace megashard

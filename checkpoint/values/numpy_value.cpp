@@ -29,14 +29,14 @@ constexpr std::array<std::pair<std::string_view, at::ScalarType>, 14> kNumpyDtyp
     {"c16", at::kComplexDouble},
 }};
 
-/// Older and newer numpy keep the same functions under numpy.core and numpy._core.
+/// numpy has these functions under numpy.core (older) or numpy._core (newer).
 bool is_numpy_call(const Object& object, std::string_view function) {
   const std::string_view name = object.class_name;
   return (name.starts_with("numpy.core.") && name.substr(11) == function) ||
          (name.starts_with("numpy._core.") && name.substr(12) == function);
 }
 
-/// numpy.dtype("f8", False, True) with the state (3, "<", ...).
+/// Parses numpy.dtype("f8", False, True) with the state (3, "<", ...).
 std::optional<at::ScalarType> numpy_dtype_of(const Value& value) {
   const auto* object = value.object();
   if (object == nullptr || object->class_name != "numpy.dtype") return std::nullopt;

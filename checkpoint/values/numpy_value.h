@@ -8,11 +8,10 @@
 
 namespace megashard {
 
-/// What a record of a numpy array (numpy.core.multiarray._reconstruct with its state, or
-/// _frombuffer of protocol 5) or of a numpy scalar stands for, as the random number states of
-/// Megatron's checkpoints hold them: a CPU tensor of its dtype and sizes, without dimensions for
-/// scalars. Nothing for other values, and for arrays that tensors cannot hold (big-endian, object,
-/// string). Throws when the record announces another number of bytes than it holds.
+/// Converts a pickled numpy array (numpy.core.multiarray._reconstruct with its state, or _frombuffer of protocol 5) or
+/// numpy scalar, as Megatron's checkpoints hold in their random number states, to a CPU tensor of its dtype and sizes;
+/// scalars have no dimensions. Returns nullopt for other values and for arrays that tensors cannot hold (big-endian,
+/// object, string). Throws if the record holds another number of bytes than its sizes need.
 std::optional<at::Tensor> numpy_tensor(const Value& record);
 
 }  // namespace megashard

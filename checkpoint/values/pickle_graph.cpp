@@ -10,10 +10,10 @@ namespace {
 using Kind = PickleNode::Kind;
 
 constexpr int kMaxDepth = 100;
-constexpr size_t kMaxGrowth = 128;  // bytes in memory for a byte of pickle; real files: 40
+constexpr size_t kMaxGrowth = 128;  // bytes in memory per byte of pickle; real files need up to 40
 constexpr size_t kAlwaysAllowed = 1 << 20;
 
-/// latin1 text (as UTF-8) back to the bytes it stands for; nothing when it is something else.
+/// Converts latin1 text (as UTF-8) back to bytes; nullopt for other text.
 std::optional<std::string> latin1_bytes(const std::string& utf8) {
   std::string bytes;
   for (size_t i = 0; i < utf8.size(); ++i) {
@@ -69,7 +69,7 @@ class TreeBuilder {
   }
 
   std::vector<Value> build_all(const std::vector<const PickleNode*>& nodes, int depth) {
-    spend(nodes.size() * sizeof(Value));  // before there is room for them: lists may be nested
+    spend(nodes.size() * sizeof(Value));  // before memory is reserved: lists may be nested
     std::vector<Value> values;
     values.reserve(nodes.size());
     for (const auto* node : nodes) values.push_back(build(node, depth + 1));
@@ -100,8 +100,8 @@ class TreeBuilder {
     return std::move(*name);
   }
 
-  /// The name of a class or of what lies in one; protocols before 4 write the latter as
-  /// getattr(Outer, "Name"). Nothing for other nodes.
+  /// The name of a class or of a nested class, which protocols before 4 write as getattr(Outer, "Name"). Nullopt for
+  /// other nodes.
   std::optional<std::string> global_name(const PickleNode* node, int depth) {
     TORCH_CHECK(depth < kMaxDepth, where_, ": names are nested deeper than ", kMaxDepth);
     if (node->kind == Kind::kGlobal) {
@@ -148,7 +148,7 @@ class TreeBuilder {
     return made;
   }
 
-  /// Protocols 0 and 1 write class.__new__(class) as copyreg._reconstructor(class, object, None).
+  /// Undoes protocols 0 and 1, which write class.__new__(class) as copyreg._reconstructor(class, object, None).
   static void undo_reconstructor(Object& made) {
     const auto& arguments = made.arguments.as_items();
     const bool is_new =
@@ -162,7 +162,7 @@ class TreeBuilder {
     made.arguments = Tuple();
   }
 
-  /// Classes that stand for plain data.
+  /// Converts objects of known classes to plain data.
   static std::optional<Value> known_object(Object& made) {
     const auto& arguments = made.arguments.as_items();
     if (made.class_name == "torch.Size" && arguments.size() == 1) return torch_size(arguments[0]);

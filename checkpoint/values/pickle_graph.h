@@ -8,8 +8,7 @@
 
 namespace megashard {
 
-/// One object while a pickle is read: nodes refer to each other as Python's objects do, cycles
-/// included.
+/// One object of a pickle being read. Nodes refer to each other as Python objects do, including cycles.
 struct PickleNode {
   enum class Kind {
     kLeaf,
@@ -18,26 +17,26 @@ struct PickleNode {
     kDict,
     kSet,
     kFrozenSet,
-    kGlobal,  ///< leaf: its name, "module.Name", nested ones "module:Outer.Name"
+    kGlobal,  ///< leaf: its name, "module.Name"; of nested classes "module:Outer.Name"
     kCalled,
     kNew,
     kPersistent
   };
   Kind kind = Kind::kLeaf;
   Value leaf = {};
-  const PickleNode* callable = nullptr;         // of objects: their class
-  const PickleNode* arguments = nullptr;        // a tuple, of objects
+  const PickleNode* callable = nullptr;         // class of an object
+  const PickleNode* arguments = nullptr;        // arguments of an object, a tuple
   std::vector<const PickleNode*> items = {};    // of containers (dict: key, value, key, ...) and list-like objects
-  std::vector<const PickleNode*> entries = {};  // key, value, ... of dict-like objects
+  std::vector<const PickleNode*> entries = {};  // key, value, ... of a dict-like object
   const PickleNode* state = nullptr;
 
   bool is_object() const { return kind == Kind::kCalled || kind == Kind::kNew; }
-  /// Of a string; null for others.
+  /// The string of a leaf; null for other nodes.
   const std::string* text() const { return kind == Kind::kLeaf ? leaf.get_if<std::string>() : nullptr; }
 };
 
-/// The graph from `root` as a tree of plain values. What is shared is repeated, within a budget
-/// that grows with `pickle_bytes`; cycles and deeper nesting than 100 throw.
+/// Converts the graph from `root` to a tree of plain values. Shared nodes are repeated, within a budget that grows with
+/// `pickle_bytes`. Throws for cycles and for nesting deeper than 100.
 Value pickle_tree(const PickleNode* root, size_t pickle_bytes, const std::string& where);
 
 }  // namespace megashard

@@ -8,7 +8,7 @@
 namespace megashard {
 namespace {
 
-/// The whole text as such a number.
+/// Parses the whole text as a number.
 template <class Number>
 bool parse_whole(std::string_view text, Number& value, int base = 10) {
   std::from_chars_result result{};

@@ -9,9 +9,8 @@
 
 namespace megashard {
 
-/// The bytes of a pickle, read from front to back. Every error is a c10::Error that names the file
-/// and the byte at which the current opcode stands; lengths are compared with what is left before
-/// anything is made of them.
+/// Reads the bytes of a pickle sequentially. Errors are c10::Error with the file and the byte of the current opcode.
+/// Lengths are checked against the remaining bytes before memory is allocated.
 class PickleInput {
  public:
   PickleInput(std::string_view bytes, const std::string& where) : bytes_(bytes), where_(where) {}
@@ -22,15 +21,15 @@ class PickleInput {
 
   std::string_view take(uint64_t bytes);
   uint64_t number(int bytes);  ///< little-endian
-  std::string line();          ///< up to the next newline, without it
+  std::string line();          ///< text up to the next newline, without it
 
-  // Operands, by how they are written.
+  // Operands, by their encoding.
   double big_endian_double();
   Value long_int(std::string_view little_endian) const;  ///< two's complement
   Value text_int(std::string text) const;                ///< "12", "12L"; "00" and "01" are bools
   double text_double(const std::string& text) const;
   uint64_t text_index(const std::string& text) const;
-  /// Protocol 0: latin1 with \uXXXX and \UXXXXXXXX in it, as UTF-8.
+  /// Decodes protocol 0 strings, latin1 with \uXXXX and \UXXXXXXXX, to UTF-8.
   std::string escaped_text(const std::string& text) const;
 
  private:

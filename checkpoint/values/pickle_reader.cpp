@@ -79,7 +79,7 @@ class PickleReader {
     push(node);
   }
 
-  // Opcodes, by what they do; false: not one of these.
+  // Opcodes by kind; return false for opcodes of another kind.
   bool scalar(unsigned char opcode) {
     switch (opcode) {
       case 0x80: {
@@ -135,7 +135,7 @@ class PickleReader {
       case 0x8e:
         push(Bytes{std::string(in_.take(in_.number(8)))});
         return true;
-      case 0x96:  // a bytearray: in older protocols a call
+      case 0x96:  // bytearray: a call in older protocols
         push_global("builtins", ".", "bytearray");
         push(Bytes{std::string(in_.take(in_.number(8)))});
         push_container(Kind::kTuple, pop_items(1));
@@ -146,7 +146,7 @@ class PickleReader {
     }
   }
 
-  /// Protocol 0.
+  /// Opcodes of protocol 0.
   bool text(unsigned char opcode) {
     switch (opcode) {
       case 'I':
@@ -289,8 +289,7 @@ class PickleReader {
     }
   }
 
-  /// Names may be put together from strings that the memo repeats: in all they stay within a
-  /// multiple of the pickle.
+  /// Names may combine strings that the memo repeats; their total is limited to a multiple of the pickle.
   void push_global(std::string name, const char* between, const std::string& rest) {
     if (name.find(':') != std::string::npos || rest.find(':') != std::string::npos)
       in_.fail("a class with a colon in its name");
@@ -346,11 +345,11 @@ class PickleReader {
 
   PickleInput in_;
   size_t names_left_;
-  std::deque<PickleNode> nodes_;  // owns all; references among them may be cyclic
+  std::deque<PickleNode> nodes_;  // owns all nodes; references may be cyclic
   std::vector<PickleNode*> stack_;
   std::vector<size_t> marks_;
   std::unordered_map<uint64_t, PickleNode*> memo_;
-  PickleNode* none_;  // what never changes and takes a byte to write is made once
+  PickleNode* none_;  // shared constants, which take one byte each to write
   PickleNode* no_items_;
   PickleNode* flags_[2];
 };

@@ -6,8 +6,7 @@
 
 namespace megashard {
 
-/// The value as a Python pickle of protocol 2, the one that torch.save writes. Strings and class
-/// names that recur are written once.
+/// Writes the value as a pickle of protocol 2, as torch.save does. Repeated strings and class names are written once.
 std::string write_pickle(const Value& value);
 
 }  // namespace megashard

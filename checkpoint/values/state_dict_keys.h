@@ -10,39 +10,39 @@
 
 namespace megashard {
 
-// The keys of a training's state dict, nested as PyTorch's get_state_dict does it, with Megatron's
-// names of the parts. torch_dist stores some under other keys (torch_dist_keys.h).
+// Keys of a training's state dict, nested as by PyTorch's get_state_dict, with Megatron's names of the parts.
+// torch_dist stores some under other keys (torch_dist_keys.h).
 //   model.<weight>                        weights
-//   optimizer.state.<weight>.<buffer>     what the optimizer keeps of each
+//   optimizer.state.<weight>.<buffer>     optimizer state of each weight
 //   optimizer.param_groups, args, ...     plain values
 
 inline constexpr std::string_view kModelPrefix = "model.";
 inline constexpr std::string_view kOptimizerPrefix = "optimizer.";
 inline constexpr std::string_view kOptimizerStatePrefix = "optimizer.state.";
 
-// Names of plain values.
+// Keys of plain values.
 inline constexpr const char* kArgsKey = "args";  ///< a namespace
 inline constexpr const char* kIterationKey = "iteration";
 inline constexpr const char* kCheckpointVersionKey = "checkpoint_version";
 inline constexpr const char* kFlopsKey = "num_floating_point_operations_so_far";
 inline constexpr const char* kSchedulerKey = "opt_param_scheduler";
-inline constexpr const char* kRngStateKey = "rng_state";  ///< of ranks: "rng_state.<rank>"
+inline constexpr const char* kRngStateKey = "rng_state";  ///< one per rank: "rng_state.<rank>"
 inline constexpr const char* kOptimizerKey = "optimizer";
-inline constexpr const char* kStateKey = "state";               ///< of the optimizer
-inline constexpr const char* kParamGroupsKey = "param_groups";  ///< of the optimizer
-inline constexpr const char* kParamsKey = "params";             ///< of a group: names of weights
-inline constexpr const char* kGradScalerKey = "grad_scaler";    ///< of the optimizer: a dynamic loss scale
+inline constexpr const char* kStateKey = "state";               ///< in the optimizer
+inline constexpr const char* kParamGroupsKey = "param_groups";  ///< in the optimizer
+inline constexpr const char* kParamsKey = "params";             ///< in a param group: names of its weights
+inline constexpr const char* kGradScalerKey = "grad_scaler";    ///< in the optimizer: a dynamic loss scale
 
-// Buffers of the optimizer that are known by name.
+// Known optimizer buffers.
 inline constexpr const char* kExpAvgBuffer = "exp_avg";
 inline constexpr const char* kStepBuffer = "step";
 inline constexpr const char* kFp32Buffer = "fp32_param";  ///< the fp32 copy of a 16-bit weight
 
-inline constexpr double kCheckpointVersion = 3.0;  ///< Megatron's, of what is written here
+inline constexpr double kCheckpointVersion = 3.0;  ///< Megatron's version of checkpoints written here
 
 std::string model_key(std::string_view weight);  ///< "model.<weight>"
 bool is_model_key(std::string_view key);
-bool is_optimizer_key(std::string_view key);  ///< of its state or not
+bool is_optimizer_key(std::string_view key);  ///< true for all optimizer keys, not only state
 
 /// "optimizer.state.<weight>.<buffer>"
 struct OptimizerStateKey {
@@ -50,18 +50,19 @@ struct OptimizerStateKey {
   std::string buffer;  ///< without a dot
 };
 std::string optimizer_state_key(std::string_view weight, std::string_view buffer);
-/// Nothing for other keys.
+/// nullopt for other keys
 std::optional<OptimizerStateKey> split_optimizer_state_key(std::string_view key);
 
-/// Further keys of tensors whose bytes are stored once, under another key: {key, that one}. PyTorch
-/// finds a shared weight under each of its keys; Megatron stores it under one.
+/// Additional keys of tensors that are stored once under another key: {key, stored key}. PyTorch finds a shared weight
+/// under each of its keys; Megatron stores it under one.
 using TiedKeys = std::vector<std::pair<std::string, std::string>>;
 
-/// By-products of Megatron's and TransformerEngine's modules, which hold no state of the training.
+/// True for keys that end with "_extra_state": by-products of Megatron's and TransformerEngine's modules without
+/// training state.
 bool is_extra_state(std::string_view key);
 
-/// Where a tensor's key belongs in the nested state dict: model.<weight>,
-/// optimizer.state.<weight>.<buffer>, or itself.
+/// Path of a tensor in the nested state dict: model / <weight>, optimizer / state / <weight> / <buffer>, or the key
+/// itself.
 std::vector<Value> tensor_path(const std::string& key);
 
 }  // namespace megashard

@@ -13,8 +13,8 @@ namespace {
 constexpr std::string_view kRebuild = "torch._utils._rebuild_";
 constexpr std::string_view kRebuildTyped = "torch._tensor._rebuild_from_type_v2";
 
-/// Of a tensor with attributes, (function, class, arguments, state); null when the class is one
-/// that stores its data in another way.
+/// The arguments of a tensor with attributes, (function, class, arguments, state); null for classes that store data
+/// differently.
 const std::vector<Value>* typed_arguments(const std::vector<Value>& items) {
   if (items.size() < 3 || items[2].get_if<Tuple>() == nullptr) return nullptr;
   const auto* function = items[0].get_if<Global>();
@@ -27,8 +27,8 @@ const std::vector<Value>* typed_arguments(const std::vector<Value>& items) {
   return plain && items[2].as_items().size() >= 4 ? &items[2].as_items() : nullptr;
 }
 
-/// The arguments (storage, offset, sizes, strides, ..) of the tensor that a record makes, inside a
-/// Parameter too; null for other records.
+/// The arguments (storage, offset, sizes, strides, ..) of a tensor record, also inside a Parameter; null for other
+/// records.
 const std::vector<Value>* rebuild_arguments(const Value& record, int depth = 0) {
   const auto* object = record.object();
   if (object == nullptr || depth > 2 || object->arguments.get_if<Tuple>() == nullptr) return nullptr;
@@ -55,7 +55,7 @@ at::ScalarType dtype_of(const std::vector<Value>& arguments, const Value& storag
   return names->dtype;
 }
 
-/// One past the last element, in elements from the first; nothing on overflow or a negative stride.
+/// End of the last element, in elements from the first; nullopt for an overflow or a negative stride.
 std::optional<int64_t> span_of(const StoredTensor& stored) {
   if (!checked_numel(stored.sizes, 16)) return std::nullopt;
   int64_t span = 1;
@@ -92,7 +92,7 @@ std::optional<StoredTensor> stored_tensor(const TorchArchive& archive, const Val
   if (found == nullptr) return std::nullopt;
   const auto& arguments = *found;
   const auto& where = archive.where();
-  for (size_t i = 6; i < arguments.size(); ++i) {  // conjugated and negated views say so in a dict
+  for (size_t i = 6; i < arguments.size(); ++i) {  // conjugated and negated views are marked in a dict
     const auto* marks = arguments[i].get_if<Dict>();
     TORCH_CHECK_NOT_IMPLEMENTED(
         marks == nullptr || marks->entries.empty(), where,

@@ -12,14 +12,14 @@ namespace megashard {
 namespace {
 
 constexpr int64_t kEndBytes = 22;         // end of central directory
-constexpr int64_t kEndLocatorBytes = 20;  // Zip64 locator, just before
+constexpr int64_t kEndLocatorBytes = 20;  // Zip64 locator, directly before it
 constexpr int64_t kEnd64Bytes = 56;
 constexpr size_t kDirectoryRecordBytes = 46;
 constexpr int64_t kMaxDirectoryBytes = 256 << 20;
 constexpr int64_t kMaxPickleBytes = 1 << 30;
 constexpr int64_t kMaxNameBytes = 4096;
 
-/// Little-endian number; callers have checked that it lies within `bytes`.
+/// Reads a little-endian number; callers check that it lies within `bytes`.
 int64_t number(const std::string& bytes, size_t at, int width) {
   uint64_t value = 0;
   for (int i = width - 1; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
@@ -104,7 +104,7 @@ void TorchArchive::add_entry(const std::string& directory, size_t& at) {
   for (auto field = name_at + name_bytes; extra_end - field >= 4;) {
     const auto length = static_cast<size_t>(number(directory, field + 2, 2));
     if (length > extra_end - field - 4) break;
-    if (number(directory, field, 2) == 1) {  // Zip64: those of size, stored size, header that do not fit 32 bits
+    if (number(directory, field, 2) == 1) {  // Zip64: size, stored size and header, if they exceed 32 bits
       auto value = field + 4;
       const auto next = [&](int64_t old) {
         if (old != kMax32 || field + 4 + length - value < 8) return old;

@@ -20,28 +20,28 @@ struct FileRange {
   int64_t length = 0;
 };
 
-/// Whether it begins as a zip archive does: what torch.save writes, and nothing else that is read here.
+/// True if the file begins as a zip archive. Of the formats read here only torch.save's does.
 bool is_zip(const InputFile& file);
 
-/// The zip archive that torch.save writes (entries stored, never compressed), lying in a range of a
-/// file. The whole directory is checked before anything else is read: every entry inside the range,
-/// none over another, no name twice. Damaged archives throw an error naming file and offset.
+/// A zip archive as torch.save writes it (entries stored, never compressed), in a range of a file. The directory is
+/// validated before anything else is read: every entry lies inside the range, none overlap, names are unique. Damaged
+/// archives throw an error with file and offset.
 class TorchArchive {
  public:
   struct Entry {
     int64_t size = 0;
     uint32_t crc32 = 0;
-    int64_t header = 0;        ///< of its local header, from the start of the archive
-    int64_t limit = 0;         ///< where the next entry or the directory begins
-    std::string name_in_file;  ///< with the archive's folder in front
+    int64_t header = 0;        ///< offset of its local header in the archive
+    int64_t limit = 0;         ///< start of the next entry or of the directory
+    std::string name_in_file;  ///< name with the archive's folder
   };
 
   TorchArchive(const InputFile& file, FileRange range);
 
   bool contains(const std::string& name) const { return entries_.count(name) != 0; }
-  /// By names without the archive's folder ("data.pkl").
+  /// Keys are names without the archive's folder ("data.pkl").
   const std::map<std::string, Entry>& entries() const { return entries_; }
-  FileRange locate(const std::string& name) const;  ///< where an entry's bytes lie in the file
+  FileRange locate(const std::string& name) const;  ///< byte range of an entry's data in the file
   std::string read(const std::string& name, int64_t max_bytes) const;
   const InputFile& file() const { return file_; }
   const std::string& where() const { return where_; }
@@ -57,42 +57,39 @@ class TorchArchive {
   std::map<std::string, Entry> entries_;
 };
 
-/// A tensor inside a file, not read yet.
+/// A tensor in a file; its data is not read yet.
 struct StoredTensor {
   at::ScalarType dtype = at::ScalarType::Float;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
-  int64_t data_offset = 0;  ///< of the first element in the file
+  int64_t data_offset = 0;  ///< offset of the first element in the file
 
   bool is_contiguous() const;
 };
 
-/// The tensor that a record in the archive's pickle stands for (torch._utils._rebuild_tensor_v2 and
-/// its like, parameters too); nothing for other values. Checks that its elements lie inside its
-/// entry.
+/// The tensor of a record in the archive's pickle (torch._utils._rebuild_tensor_v2 and similar, also parameters);
+/// nullopt for other values. Checks that its elements lie inside its entry.
 std::optional<StoredTensor> stored_tensor(const TorchArchive& archive, const Value& record);
-/// The same of the tensor that torch.save(tensor) put into the range; anything else throws.
+/// As stored_tensor, for the output of torch.save(tensor) in `range`. Throws for anything else.
 StoredTensor find_stored_tensor(const InputFile& file, FileRange range);
-/// Rows [begin, begin + count) of dimension 0, reading no others (the whole tensor when it has no
-/// dimensions).
+/// Reads rows [begin, begin + count) of dimension 0 and no others; the whole tensor if it has no dimensions.
 at::Tensor read_rows(const InputFile& file, const StoredTensor& stored, int64_t begin, int64_t count);
-/// The object that torch.save(object) put into the archive, with records for tensors.
+/// The object that torch.save(object) put into the archive; tensors are records.
 Value read_root(const TorchArchive& archive);
-/// The same of a range; small tensors come with their bytes (value_tensors.h).
+/// As read_root for a range; small tensors include their bytes (value_tensors.h).
 Value read_stored_value(const InputFile& file, FileRange range);
 
-/// Whether a value is what torch.save makes of a tensor, of whatever kind; stored_tensor() reads
-/// the plain ones.
+/// True if torch.save writes such a record for any kind of tensor. stored_tensor() reads the plain kinds.
 bool is_tensor_record(const Value& value);
-/// The record of a contiguous tensor whose storage is the archive's entry data/STORAGE.
+/// The record of a contiguous tensor whose storage is the entry data/STORAGE.
 Value tensor_record(at::ScalarType dtype, const std::vector<int64_t>& sizes, const std::string& storage);
 
-/// Append what torch.save would write, and return where it is. Tensor data goes to the file without
-/// another copy when it is contiguous on the CPU.
+/// Append what torch.save would write and return its range. Tensor data on the CPU that is contiguous is written
+/// without another copy.
 FileRange write_stored_tensor(OutputFile& file, const at::Tensor& tensor);
 FileRange write_stored_value(OutputFile& file, const Value& value);
-/// The same for a value with tensor records, whose storages are numbered from 0: `storage` is asked
-/// for the bytes of one after the other, as contiguous CPU tensors of any dtype.
+/// As write_stored_value, for a value with tensor records whose storages are numbered from 0. Calls `storage` for each
+/// number in order; it returns the bytes as a contiguous CPU tensor of any dtype.
 FileRange write_stored_tree(OutputFile& file, const Value& root, size_t storages,
                             const std::function<at::Tensor(size_t number)>& storage);
 

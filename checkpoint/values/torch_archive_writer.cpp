@@ -13,8 +13,8 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kAlignment = 64;   // of every entry's data, from the start of the archive
-constexpr int64_t kMax16 = 0xffff;   // in a 16-bit field: the value stands in the Zip64 record
+constexpr int64_t kAlignment = 64;   // of every entry's data, in the archive
+constexpr int64_t kMax16 = 0xffff;   // marks a 16-bit field whose value is in the Zip64 record
 constexpr uint16_t kFlags = 0x0808;  // sizes follow the data; names are UTF-8
 
 class ArchiveWriter {
@@ -94,7 +94,7 @@ class ArchiveWriter {
     return record.bytes;
   }
 
-  /// 40 digits that follow from the content, as torch's do.
+  /// 40 digits computed from the content, as by torch.
   std::string serialization_id() const {
     uint32_t names = 0;
     uint32_t contents = 0;
@@ -133,8 +133,8 @@ void add_preamble(ArchiveWriter& archive, const Value& root) {
 
 }  // namespace
 
-/// torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks), or _v3
-/// with the dtype behind for dtypes that never had a storage class.
+/// torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks), or _v3 with the dtype appended
+/// for dtypes without a storage class.
 Value tensor_record(at::ScalarType dtype, const std::vector<int64_t>& sizes, const std::string& storage_name) {
   const auto* names = find_dtype(dtype);
   TORCH_CHECK(names != nullptr, "a tensor of dtype ", dtype, " has no place in a checkpoint");

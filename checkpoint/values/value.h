@@ -15,13 +15,13 @@ namespace megashard {
 class Value;
 struct Object;
 
-/// Insertion-ordered; keys are mostly strings. Of equal keys the last one counts, as in Python.
+/// Ordered by insertion; keys are mostly strings. Of duplicate keys the last one is used, as in Python.
 struct Dict {
   std::vector<std::pair<Value, Value>> entries;
 
   const Value* find(std::string_view key) const;  ///< null when absent
   Value* find(std::string_view key);
-  const Value& at(std::string_view key) const;  ///< throws, naming the key
+  const Value& at(std::string_view key) const;  ///< throws an error that names the key
   void set(std::string_view key, Value value);
   bool operator==(const Dict& other) const;
 };
@@ -38,7 +38,7 @@ struct Bytes {
   std::string data;
   bool operator==(const Bytes&) const = default;
 };
-/// A Python int beyond 64 bits: two's complement, little-endian.
+/// A Python int of more than 64 bits: two's complement, little-endian.
 struct BigInt {
   std::string little_endian;
   bool operator==(const BigInt&) const = default;
@@ -47,14 +47,14 @@ struct TorchSize {
   std::vector<int64_t> sizes;
   bool operator==(const TorchSize&) const = default;
 };
-/// A class or function that is itself the value ("torch.nn.functional.gelu"); never looked up.
+/// A class or function used as a value ("torch.nn.functional.gelu"); never resolved.
 struct Global {
   std::string name;
   bool operator==(const Global&) const = default;
 };
 
-/// What checkpoints hold besides tensors: plain data, as a tree. Python objects of other classes
-/// are Objects: records of how they would be made, which nothing here ever does.
+/// Checkpoint content besides tensors: plain data as a tree. Python objects of other classes are Objects, which record
+/// how to construct them; nothing here does so.
 class Value {
  public:
   using Data = std::variant<std::monostate, bool, int64_t, double, std::string, Bytes, BigInt, List, Tuple, Dict,
@@ -89,12 +89,12 @@ class Value {
   }
   const Object* object() const;  ///< null for other kinds
 
-  // The value as such a type; otherwise an error that says what it is instead.
+  // Return the value as this type; otherwise throw an error that names its actual kind.
   bool as_bool() const;
   int64_t as_int() const;
-  double as_double() const;  ///< ints too
+  double as_double() const;  ///< accepts ints
   const std::string& as_string() const;
-  const std::vector<Value>& as_items() const;  ///< of a list or tuple
+  const std::vector<Value>& as_items() const;  ///< elements of a list or tuple
   const Dict& as_dict() const;
 
   std::string kind() const;  ///< "dict", "object of class argparse.Namespace", ...
@@ -104,22 +104,21 @@ class Value {
   Data data_;
 };
 
-/// A Python object that is no plain data: class, and the arguments, state and contents that its
-/// pickle gives it.
+/// A Python object that is not plain data: its class and the arguments, state and contents from its pickle.
 struct Object {
-  /// What in the pickle makes it: class(*arguments), class.__new__(class, *arguments), a torch storage.
+  /// Pickle operation that creates it: class(*arguments), class.__new__(class, *arguments), a torch storage.
   enum class Opcode { kReduce, kNewObj, kPersId };
   std::string class_name;  ///< "module.Name"; empty for kPersId
   Opcode opcode = Opcode::kReduce;
-  Value arguments;  ///< a tuple; for kPersId whatever identifies the storage
-  Value state;      ///< of __setstate__; None when there is none
+  Value arguments;  ///< a tuple; for kPersId the identity of the storage
+  Value state;      ///< argument of __setstate__; None if absent
   std::vector<Value> items;
   Dict entries;
 
   bool operator==(const Object&) const = default;
 };
 
-/// argparse.Namespace, in which Megatron keeps its arguments.
+/// argparse.Namespace, in which Megatron stores its arguments.
 Value make_namespace(Dict fields);
 /// The fields of such a namespace; null for other values.
 const Dict* namespace_fields(const Value& value);

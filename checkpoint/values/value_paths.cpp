@@ -19,7 +19,7 @@ std::string part_text(const Value& part) {
   return index != nullptr ? std::to_string(*index) : part.as_string();
 }
 
-/// str(key), as torch names what lies under it.
+/// str(key), as torch uses for keys below it.
 std::string key_text(const Value& key) {
   const bool is_text = key.get_if<std::string>() != nullptr;
   if (is_text || key.get_if<int64_t>() != nullptr) return part_text(key);
@@ -28,8 +28,7 @@ std::string key_text(const Value& key) {
   return value_text(key);
 }
 
-/// The entries of a dict, of collections.Counter, defaultdict and other classes made of dict; null
-/// for other values.
+/// The entries of a dict, collections.Counter, defaultdict or another dict subclass; null for other values.
 const Dict* mapping_of(const Value& value) {
   if (const auto* dict = value.get_if<Dict>()) return dict;
   const auto* object = value.object();
@@ -43,8 +42,7 @@ const Dict* mapping_of(const Value& value) {
   return is_dict ? &object->entries : nullptr;
 }
 
-/// torch's _is_terminal: a list that holds a mapping or a tensor, at whatever depth of lists, is
-/// split.
+/// torch's _is_terminal: a list is split if it contains a mapping or a tensor, at any depth of lists.
 bool is_leaf(const Value& value) {
   if (mapping_of(value) != nullptr) return false;
   const auto* list = value.get_if<List>();
@@ -73,7 +71,7 @@ void flatten_into(std::vector<FlatValue>& flat, std::vector<Value>& path, const 
   }
 }
 
-/// Leaves whose paths agree down to `part`.
+/// Leaves with the same path up to and including `part`.
 struct Branch {
   const Value* part;
   std::vector<FlatValue*> leaves;
@@ -83,7 +81,7 @@ class Nesting {
  public:
   explicit Nesting(size_t keys) : max_gaps_(static_cast<int64_t>(keys)) {}
 
-  /// Of leaves whose paths agree in their first `depth` parts.
+  /// Nests leaves whose paths share the first `depth` parts.
   Value nest(const std::vector<FlatValue*>& leaves, size_t depth) {
     Value ended;
     std::vector<Branch> branches;
@@ -131,7 +129,7 @@ class Nesting {
     return list;
   }
 
-  int64_t max_gaps_;  // in all lists together
+  int64_t max_gaps_;  // limit over all lists
   int64_t gaps_ = 0;
 };
 

@@ -14,14 +14,14 @@ struct FlatValue {
   Value value;
 };
 
-/// Flattens as torch.distributed.checkpoint does (since 2.4): dicts and classes made of dict
-/// always, lists when they hold such or tensors, tuples never. Throws when two leaves get one key,
-/// and when a dict's key is none of text, number, bool and None.
+/// Flattens values as torch.distributed.checkpoint does (since 2.4): dicts and dict subclasses always, lists if they
+/// contain such or tensors, tuples never. Throws if two leaves get the same key, and for dict keys other than text,
+/// number, bool and None.
 std::vector<FlatValue> flatten_values(const Dict& nested);
 
-/// The other way: strings lead into dicts, indices into lists, whose gaps are None. Of equal paths
-/// the last one counts. `keys`: how many the checkpoint has, asked for or not; throws when a list
-/// index is larger, or the lists have more gaps than that, and when a leaf lies inside another one.
+/// Inverse of flatten_values: strings are keys of dicts, ints are list indices; gaps in lists become None. Of equal
+/// paths the last one is used. `keys` is the number of keys in the checkpoint, requested or not. Throws if a list index
+/// or the total of gaps exceeds it, and if a leaf lies inside another one.
 Dict nest_values(std::vector<FlatValue> leaves, size_t keys);
 
 }  // namespace megashard

@@ -33,7 +33,7 @@ Dict change_entries(Dict dict, const StorageChange& change) {
   return dict;
 }
 
-/// The same value but for its storages. The depth is that of a pickle, which is bounded.
+/// Copies a value and changes its storages. The recursion depth is that of a pickle, which is bounded.
 Value change_storages(const Value& value, const StorageChange& change) {
   if (const auto* list = value.get_if<List>()) return List{change_all(list->items, change)};
   if (const auto* tuple = value.get_if<Tuple>()) return Tuple{change_all(tuple->items, change)};

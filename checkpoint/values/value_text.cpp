@@ -25,7 +25,7 @@ std::string hex_text(const std::string& bytes) {
   return text;
 }
 
-/// "int32[624]" for the record of a numpy array; empty for other values, and for damaged records.
+/// "numpy int32[624]" for the record of a numpy array; empty for other values and damaged records.
 std::string numpy_text(const Value& value) {
   try {
     const auto tensor = numpy_tensor(value);
@@ -43,7 +43,7 @@ class TextWriter {
   std::string take(const Value& value) {
     write(value);
     if (text_.size() <= max_) return std::move(text_);
-    auto end = max_;  // not inside a character
+    auto end = max_;  // do not cut inside a character
     while (end > 0 && (static_cast<unsigned char>(text_[end]) & 0xc0) == 0x80) --end;
     return text_.substr(0, end) + "...";
   }

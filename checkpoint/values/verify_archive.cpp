@@ -14,7 +14,7 @@ CheckedBytes verify_archive(const TorchArchive& archive, const std::string& item
       const auto range = archive.locate(name);
       const auto sum = crc32_of(archive.file(), range.offset, range.length);
       checked.bytes += range.length;
-      // torch.serialization.set_crc32_options(False) leaves the sum out.
+      // 0: written with torch.serialization.set_crc32_options(False)
       if (entry.crc32 == 0 && sum != 0) {
         checked.without_checksum += range.length;
       } else if (entry.crc32 != sum) {

@@ -8,13 +8,13 @@
 
 namespace megashard {
 
-/// Takes one fault: the file, the item, and what is wrong with it.
+/// Receives one fault: the file, the item and the reason.
 using FaultSink = std::function<void(const std::string& fault)>;
 
-/// How much was checked.
+/// Number of bytes checked.
 struct CheckedBytes {
   int64_t bytes = 0;
-  int64_t without_checksum = 0;  ///< of these: read, but nothing says what they should be
+  int64_t without_checksum = 0;  ///< bytes read that have no checksum
 
   CheckedBytes& operator+=(const CheckedBytes& part) {
     bytes += part.bytes;
@@ -23,7 +23,7 @@ struct CheckedBytes {
   }
 };
 
-/// The archive's entries against their CRC-32. `item` names it in faults.
+/// Checks the archive's entries against their CRC-32. `item` names it in faults.
 CheckedBytes verify_archive(const TorchArchive& archive, const std::string& item, const FaultSink& fault);
 
 }  // namespace megashard
