@@ -38,6 +38,7 @@ struct SaveOptions {
 /// Saves a step in Megatron's layout: DIRECTORY/iter_0000010/{.metadata, __{rank}_0.distcp}, and for torch_dist
 /// {common.pt, metadata.json}; then updates the tracker. Collective over `group` (null: this process alone). On return
 /// the step is complete, synced and the latest.
+///
 /// tensors: "model.<name>", "optimizer.state.<name>.exp_avg", ...; every rank passes its shards, in any order.
 /// values: everything that is not a tensor, nested: {"args": make_namespace(..), "iteration": 10, "checkpoint_version":
 /// 3.0, "optimizer": {"param_groups": List{..}}, "opt_param_scheduler": {..}, "rng_state": {"<rank>": {..}}, ...}.
