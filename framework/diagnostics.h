@@ -8,17 +8,16 @@ namespace megashard {
 
 enum class Severity { kNotice, kWarning };
 
-/// Takes what a user should read; the caller decides where it goes. Library code never prints.
+/// Receives messages for the user; the caller decides where they go. Library code never prints.
 using DiagnosticSink = std::function<void(Severity severity, const std::string& message)>;
 
-/// A mistake in flags or configuration files: one message with the remedy. The program exits with
-/// code 2.
+/// A mistake in flags or configuration files: one message with the remedy. The program exits with code 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// A mistake that other ranks may not have made: of the process's own environment.
+/// A mistake in this process's own environment, which other ranks may not share.
 class OwnUsageError : public UsageError {
  public:
   using UsageError::UsageError;

@@ -12,18 +12,18 @@ namespace megashard {
 template <class Signature>
 class DispatchedOperator;
 
-/// An operator of LibTorch's dispatcher by its name ("megashard::swiglu"), for which a backend has a kernel or not;
-/// looked up when this is made.
+/// An operator of LibTorch's dispatcher by name ("megashard::swiglu"), for which some backends have kernels. Looked up
+/// by the constructor.
 template <class Result, class... Arguments>
 class DispatchedOperator<Result(Arguments...)> {
  public:
   explicit DispatchedOperator(const char* name)
       : handle_(c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Arguments...)>()) {}
 
-  /// Whether x's backend runs it; a backend that does runs its gradient, too.
+  /// True if x's backend has a kernel. Then it also has the gradient's.
   bool runs_on(const at::Tensor& x) const {
     const auto key = c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, x.key_set().highestBackendKey());
-    // The simulated device runs the CPU's kernels, too, and a planned one is like a GPU.
+    // The simulated device also runs the CPU's kernels; a planned device behaves like a GPU.
     return device_is_planned() ? handle_.hasKernelForDispatchKey(key) : handle_.hasComputedKernelForDispatchKey(key);
   }
   Result operator()(Arguments... arguments) const { return handle_.call(std::forward<Arguments>(arguments)...); }

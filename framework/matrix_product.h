@@ -4,21 +4,21 @@
 
 namespace megashard {
 
-/// Matrix products in fp32 by oneDNN, where MKL, which LibTorch takes for them, has slow kernels: on CPUs with AVX-512
-/// that are not Intel's, MKL runs those of AVX2 (EPYC 9005, one core: 110 GFLOP/s by MKL, 240 by oneDNN). Small
-/// matrices, other dtypes and other CPUs are LibTorch's. The choice depends on the CPU, dtype and sizes alone, so a run
-/// repeats itself. Without autograd. Signal handlers may run meanwhile, on other threads (signals_held.h).
+/// fp32 matrix products with oneDNN on CPUs where MKL, LibTorch's default, has slow kernels: on AVX-512 CPUs that are
+/// not Intel's, MKL uses AVX2 (EPYC 9005, one core: 110 GFLOP/s with MKL, 240 with oneDNN). Small matrices, other
+/// dtypes and other CPUs use LibTorch. The choice depends only on CPU, dtype and sizes, so runs are reproducible. No
+/// autograd. Signal handlers may run meanwhile on other threads (signals_held.h).
 
-/// Whether products of matrices like x are not LibTorch's own.
+/// True if products with matrices like x do not use LibTorch.
 bool has_own_products(const at::Tensor& x);
 
-/// a b of matrices [n, k] and [k, m] of any strides: at::mm.
+/// a b for matrices [n, k] and [k, m] with any strides (at::mm).
 at::Tensor matrix_product(const at::Tensor& a, const at::Tensor& b);
 
-/// beta c + alpha a b, c of sizes [n, m]: at::addmm.
+/// beta c + alpha a b, where c is [n, m] (at::addmm).
 at::Tensor matrix_product(const at::Tensor& c, double beta, const at::Tensor& a, const at::Tensor& b, double alpha);
 
-/// result = a b, result [n, m] dense and on a CPU: at::mm_out.
+/// result = a b, where result [n, m] is dense and on a CPU (at::mm_out).
 void matrix_product_into(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 
 /// c += a b, in place.

@@ -9,8 +9,8 @@
 
 namespace megashard {
 
-/// Several mistakes told at once: what() is a line that counts them, and one for each, unknown flags
-/// first, sorted; of a single one its message alone.
+/// Several mistakes reported together: what() is a line with their number, then one line for each, unknown flags first,
+/// sorted. For one mistake it is its message.
 class UsageErrors : public UsageError {
  public:
   explicit UsageErrors(std::vector<std::string> messages);
@@ -20,23 +20,23 @@ class UsageErrors : public UsageError {
   std::vector<std::string> messages_;
 };
 
-/// Runs `work`; a c10::ValueError of it, which says that what was given is wrong, becomes a UsageError.
+/// Runs `work` and converts its c10::ValueError, which reports invalid input, to UsageError.
 void value_errors_are_mistakes(const std::function<void()>& work);
 
-/// Whether the message has that flag as a word.
+/// True if the message contains the flag as a word.
 bool names_flag(const std::string& message, const std::string& flag);
 
-/// Collects mistakes in flags and configuration files, so that one run tells them all.
+/// Collects mistakes in flags and configuration files, to report all of them in one run.
 class Mistakes {
  public:
-  /// `flags`: those that the message is about.
+  /// `flags`: those named in the message.
   void add(const std::string& message, const std::vector<std::string>& flags = {});
-  /// Adds what `step` throws as UsageError; false then.
+  /// Runs `step`; collects its UsageError and then returns false.
   bool attempt(const std::function<void()>& step, const std::vector<std::string>& flags = {});
-  /// A rule between flags; returns the condition. A message that names a flag with a mistake of
-  /// its own is left out: it may only follow from that one.
+  /// Checks a rule between flags and returns the condition. The message is dropped if it names a flag that has its own
+  /// mistake, because it may only follow from that.
   bool require(bool condition, const std::string& message);
-  /// Runs a step that nothing can be checked without: what it throws is told with the others.
+  /// Runs a step that later checks depend on; throws its error together with the collected ones.
   void attempt_or_throw(const std::function<void()>& step);
   bool none() const { return messages_.empty(); }
   /// Throws UsageErrors.

@@ -4,8 +4,8 @@
 
 namespace megashard {
 
-/// Megatron's losses of the routers of a model with experts, each as the mean over the layers that have some, before
-/// its coefficient: places in MultiModalModule::take_router_losses(). NaN: not asked for.
+/// Megatron's router losses, each the mean over the layers that have it, before its coefficient. Indices into
+/// MultiModalModule::take_router_losses(). NaN: disabled.
 enum RouterLoss : size_t { kZLoss, kLoadBalancingLoss, kSequenceBalancingLoss, kRouterLosses };
 
 }  // namespace megashard
