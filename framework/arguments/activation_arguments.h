@@ -13,18 +13,18 @@ struct Arguments;
 struct Option;
 class Mistakes;
 
-/// Saved tensors of fewer elements stay on the device (Megatron's --min-offloaded-tensor-size).
+/// Saved tensors with fewer elements stay on the device (Megatron's --min-offloaded-tensor-size).
 inline constexpr int64_t kMinOffloadedElements = int64_t{1} << 20;
 
 enum class RecomputeGranularity { kFull, kSelective };
 enum class RecomputeMethod { kUniform, kBlock };
 
-/// What is kept between forward and backward, and where.
+/// What is kept between forward and backward: recompute and activation offload.
 struct ActivationArguments {
-  bool recompute_activations = false;                         // recompute_granularity selective
+  bool recompute_activations = false;                         // sets recompute_granularity to selective
   std::optional<RecomputeGranularity> recompute_granularity;  // (derived) selective with recompute_activations
-  std::optional<RecomputeMethod> recompute_method;            // with full
-  std::optional<int64_t> recompute_num_layers;                // with full
+  std::optional<RecomputeMethod> recompute_method;            // with granularity full
+  std::optional<int64_t> recompute_num_layers;                // with granularity full
   std::vector<std::string> recompute_modules;                 // (derived) core_attn with selective
   int64_t cpu_offloading_num_layers = 0;
   bool fine_grained_activation_offloading = false;
@@ -34,9 +34,9 @@ struct ActivationArguments {
 
 namespace detail {
 
-/// The rows of these options, in the order of the help.
+/// Adds the rows of these options, in the order of the help.
 void add_activation_options(std::vector<Option>& rows);
-/// Recompute and offload flags, as Megatron's TransformerConfig checks and derives them.
+/// Checks and derives recompute and offload flags as Megatron's TransformerConfig does.
 void validate_activations(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules);
 
 }  // namespace detail

@@ -17,36 +17,36 @@ struct YamlValue;
 
 enum class OptionStatus {
   kUsed,
-  kWithoutEffect,  ///< accepted, changes nothing here; `reason` says why that is right
-  kRefused,        ///< known, and an error with `reason`
-  kComputed,       ///< no flag: computed by the program, printed and stored
+  kWithoutEffect,  ///< accepted, changes nothing here; `reason` explains why
+  kRefused,        ///< known, but an error with `reason`
+  kComputed,       ///< no flag: computed by the program, logged and stored
 };
 
-/// What a resume does about a value that differs from the checkpoint's.
+/// Action of a resume if a value differs from the checkpoint's.
 enum class OnResume {
-  kMustMatch,  ///< refuses it: it is of another network
-  kReport,     ///< goes on and says so: it steers what is learnt
-  kFree,       ///< goes on
+  kMustMatch,  ///< error: the network differs
+  kReport,     ///< logged: it affects training
+  kFree,       ///< ignored
 };
 
 enum class ValueType { kNone, kSwitch, kInteger, kNumber, kText, kIntegers, kTexts };
 
-/// A value that is known and an error, with the reason.
+/// A known value that is an error, with the reason.
 struct RefusedValue {
   std::string value;
   std::string reason;
 };
 
-/// The numbers that a field may hold.
+/// Range of a number.
 struct ValueRange {
   double least = -std::numeric_limits<double>::infinity(), most = std::numeric_limits<double>::infinity();
   bool without_least = false, without_most = false;
 };
 
-/// One row: everything that parsing, YAML, help, the banner and the checkpoint's args know about an
-/// option. OptionGroup (option_group.h) makes them.
+/// One row: everything that parsing, YAML, help, the banner and the checkpoint's args need to know about an option.
+/// Created by OptionGroup (option_group.h).
 struct Option {
-  /// At least one; of a flag without a field, none or more.
+  /// One or more values; for a flag without a field, any number.
   static constexpr int kAnyNumber = -1;
 
   std::string group;
@@ -54,20 +54,20 @@ struct Option {
   std::vector<std::string> aliases;
   std::string name;  // Megatron's Namespace name, "num_layers"
   ValueType type = ValueType::kNone;
-  std::function<ArgumentValue(const Arguments&)> read;          // null: no field, nothing that a checkpoint keeps
+  std::function<ArgumentValue(const Arguments&)> read;          // null: no field, not stored in checkpoints
   std::function<bool(const ArgumentValue&, Arguments&)> write;  // false: the type does not fit
-  bool switch_value = true;                                     // what a switch stores
-  int nargs = 1;                             // values that follow: 0 (a switch), a count or kAnyNumber
-  std::string metavar;                       // of its values, for the help: INT, FLOAT, DIR, FILE ...
-  std::vector<std::string> choices;          // allowed values; empty: any
-  std::vector<int> choice_values;            // those of the enum, when the field is one
-  std::vector<RefusedValue> refused_values;  // Megatron's other choices
-  std::string allowed_value;                 // refused options only: a value that changes nothing and is let through
+  bool switch_value = true;                                     // value that a switch stores
+  int nargs = 1;                                                // number of values: 0 (a switch), a count or kAnyNumber
+  std::string metavar;                                          // of its values, in the help: INT, FLOAT, DIR, FILE ...
+  std::vector<std::string> choices;                             // allowed values; empty: any
+  std::vector<int> choice_values;                               // matching enum values, for an enum field
+  std::vector<RefusedValue> refused_values;                     // Megatron's other choices
+  std::string allowed_value;  // refused options: a value without effect that is accepted
   ValueRange range;
   OnResume on_resume = OnResume::kFree;
-  bool pretrain_only = false;       // infer accepts it and leaves it at its default
-  bool from_checkpoint = false;     // --use-checkpoint-args takes it
-  bool in_scheduler_state = false;  // Megatron's OptimizerParamScheduler.state_dict() has it
+  bool pretrain_only = false;       // infer accepts it and keeps the default
+  bool from_checkpoint = false;     // --use-checkpoint-args reads it
+  bool in_scheduler_state = false;  // part of Megatron's OptimizerParamScheduler.state_dict()
   std::string help;
   OptionStatus status = OptionStatus::kUsed;
   std::string reason;
@@ -85,60 +85,58 @@ struct Option {
   Option& unless(std::string value) { return allowed_value = std::move(value), *this; }
   Option& turns_off() { return switch_value = false, *this; }
   Option& taken_from_checkpoint(bool taken = true) { return from_checkpoint = taken, *this; }
-  /// Stored and printed, but changes nothing.
+  /// Marks the option as stored and logged, but without effect.
   Option& no_effect(std::string why) { return status = OptionStatus::kWithoutEffect, reason = std::move(why), *this; }
-  /// Stored and printed at its default; giving it is an error.
+  /// Marks the option as stored and logged at its default; passing it is an error.
   Option& refuse(std::string why) { return status = OptionStatus::kRefused, reason = std::move(why), *this; }
 
   bool is_switch() const { return nargs == 0; }
 };
 
-/// Every option in the order of the help. `read` and `write` fit any Arguments.
+/// All options in the order of the help. `read` and `write` accept any Arguments.
 const std::vector<Option>& option_table();
-/// By flag, alias or their snake case; `-` and `_` are equal. Null: unknown.
+/// Finds an option by flag, alias or their snake case; `-` and `_` are equal. Null if unknown.
 const Option* find_option(const std::string& spelling);
-/// By Megatron's name ("add_bias_linear"), which differs from the flag for switches that turn
-/// something off.
+/// Finds an option by Megatron's name ("add_bias_linear"), which differs from the flag for switches that turn something
+/// off. Null if unknown.
 const Option* find_argument(const std::string& name);
 /// All flags and aliases, for suggestions.
 const std::vector<std::string>& option_spellings();
-/// The names of all that a YAML file may hold, for suggestions.
+/// All names that a YAML file may contain, for suggestions.
 const std::vector<std::string>& argument_names();
 
-/// Stores the words that followed a flag and marks the option as given. A switch takes no word, or
-/// "true" / "false". Throws UsageError for refused options and values, wrong types, counts and
-/// choices.
+/// Stores the words after a flag and marks the option as given. A switch takes no word, or "true" / "false". Throws
+/// UsageError for refused options and values and for wrong types, counts and choices.
 void set_option(const Option& option, const std::vector<std::string>& words, Arguments& arguments);
-/// The same of a key in a YAML file, whose place stands in the error. `by_name`: the key is Megatron's name, which
-/// states the opposite of a switch that turns something off.
+/// As above, for a key in a YAML file, whose line is in the error. `by_name`: the key is Megatron's name, which negates
+/// switches that turn something off.
 void set_option(const Option& option, const YamlValue& value, Arguments& arguments, bool by_name = false);
 
-/// A message for each number that is out of its row's range.
+/// Adds a message for each number outside its range.
 void check_ranges(const Arguments& arguments, Mistakes& mistakes);
-/// Sets what only pretrain reads to its default.
+/// Resets the options that only pretrain reads to their defaults.
 void reset_training_options(Arguments& arguments);
 
-/// The name of an enum's value, as the flag and Megatron's checkpoints spell it.
+/// Name of an enum value, as in the flag and in Megatron's checkpoints.
 std::string choice_name(const std::string& argument, int value);
 template <class Enum>
 std::string choice_name(const std::string& argument, Enum value) {
   return choice_name(argument, static_cast<int>(value));
 }
-/// The inverse. Throws UsageError for names that are none.
+/// Inverse of choice_name. Throws UsageError for unknown names.
 int choice_value(const std::string& argument, const std::string& name);
 
-/// (Megatron name, value) of every option with a field: the checkpoint's args.
+/// (Megatron name, value) of every option with a field, for the checkpoint's args.
 std::vector<std::pair<std::string, ArgumentValue>> argument_values(const Arguments& arguments);
-/// The inverse for one name, for --use-checkpoint-args; false when the name is unknown or the type
+/// Sets the option with this Megatron name, for --use-checkpoint-args. Returns false if the name is unknown or the type
 /// does not fit.
 bool set_argument_value(const std::string& name, const ArgumentValue& value, Arguments& arguments);
 
-/// "positive", "from 0 to 2"; empty: any number.
+/// "positive", "from 0 to 2"; empty for unlimited ranges.
 std::string range_text(const ValueRange& range);
-/// "--lr FLOAT": the flag with its choices or the kinds of its values.
+/// "--lr FLOAT": the flag with its choices or types.
 std::string option_usage(const Option& option);
-/// Options that are `shown`, by group with their defaults; then all that are accepted without
-/// effect and all that are refused, by their reasons.
+/// Help: `shown` options by group with their defaults, then all options without effect and all refused ones, by reason.
 std::string options_help(const std::function<bool(const Option&)>& shown);
 
 }  // namespace megashard

@@ -11,19 +11,19 @@
 
 namespace megashard {
 
-/// A value as Megatron's Namespace holds it; monostate is None.
+/// A value in Megatron's Namespace; monostate is None.
 using ArgumentValue =
     std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<std::string>>;
 
-/// As Python prints it: True, None, 0.1, 1e-05, ['a', 'b'].
+/// Formats as Python's repr: True, None, 0.1, 1e-05, ['a', 'b'].
 std::string argument_text(const ArgumentValue& value);
-/// Of whole numbers and others; none of anything else.
+/// An int or float as a double; nullopt for other values.
 std::optional<double> number_of(const ArgumentValue& value);
-/// Python writes 1 for 1.0, and fractions of other programs may differ in the last digit: numbers are compared as
-/// such, to 9 digits.
+/// Compares values; numbers to 9 digits, because Python writes 1 for 1.0 and other programs may round the last digit
+/// differently.
 bool same_value(const ArgumentValue& a, const ArgumentValue& b);
 
-/// The value as a T; whole numbers count as doubles, and the other way round. None when the type does not fit.
+/// The value as a T; ints convert to doubles, and integral doubles to ints. Nullopt if the type does not fit.
 template <class T>
 std::optional<T> value_as(const ArgumentValue& value) {
   if (const auto* same = std::get_if<T>(&value)) return *same;
@@ -51,7 +51,7 @@ struct FieldType<std::optional<T>> {
 template <class T>
 inline constexpr bool kIsList = std::is_same_v<T, std::vector<int64_t>> || std::is_same_v<T, std::vector<std::string>>;
 
-/// Unset optionals and empty lists are None.
+/// Reads a field; unset optionals and empty lists are None.
 template <class T>
 ArgumentValue read_field(const T& field) {
   if constexpr (FieldType<T>::kOptional) {
@@ -63,7 +63,7 @@ ArgumentValue read_field(const T& field) {
   }
 }
 
-/// False when the type does not fit.
+/// Writes a field; false if the type does not fit.
 template <class T>
 bool write_field(T& field, const ArgumentValue& value) {
   constexpr bool kMayBeNone = FieldType<T>::kOptional || kIsList<T>;

@@ -18,9 +18,9 @@
 
 namespace megashard {
 
-/// All options of a training run as plain fields, named as in Megatron's Namespace, with Megatron's
-/// defaults. The files of the parts hold their rows and rules; argument_table.h says what a row knows. (derived):
-/// filled by validate_arguments. An unset optional was not given.
+/// All options of a training run as plain fields, with Megatron's Namespace names and defaults. The headers of the
+/// parts declare their rows and rules; see argument_table.h for a row's content. (derived): computed by
+/// validate_arguments. Unset optionals were not given.
 struct Arguments : NetworkArguments,
                    ExpertArguments,
                    InitializationArguments,
@@ -38,9 +38,9 @@ struct Arguments : NetworkArguments,
                    ModelSourceArguments,
                    DataArguments,
                    TokenizerArguments {
-  std::map<std::string, std::string> given;    ///< names that the user set, and where: "num_layers", "run.yaml:12"
-  std::set<std::string> given_without_effect;  ///< flags that were accepted but change nothing here
-  std::set<std::string> unread_sections;       ///< of the YAML file, beside gpt_args
+  std::map<std::string, std::string> given;    ///< options that the user set, and where: "num_layers", "run.yaml:12"
+  std::set<std::string> given_without_effect;  ///< accepted flags without effect here
+  std::set<std::string> unread_sections;       ///< sections of the YAML file besides gpt_args
 
   bool is_given(const std::string& name) const { return given.count(name) != 0; }
 };

@@ -8,17 +8,17 @@
 
 namespace megashard::detail {
 
-/// A flag of Megatron or MindSpeed without a field of Arguments.
+/// A flag of Megatron or MindSpeed without a field in Arguments.
 struct CompatibilityFlag {
   const char* flag;
   int nargs = 0;
-  const char* allowed_value = "";  // of refused ones: Megatron's default, or what is done here anyway
+  const char* allowed_value = "";  // refused flags: Megatron's default, or the behaviour here
   const char* other = "";          // another spelling
 };
 
 inline constexpr int kAny = Option::kAnyNumber;
 
-/// Rows for flags that share a reason.
+/// Adds rows for flags that share a reason.
 class CompatibilityFlags {
  public:
   explicit CompatibilityFlags(std::vector<Option>& rows)
@@ -30,12 +30,12 @@ class CompatibilityFlags {
   OptionGroup accepted_, refused_;
 };
 
-/// Flags that change neither numbers nor memory nor what is written, or that only tune what another, refused flag
-/// turns on.
+/// Adds flags that change neither numerics nor memory nor output, or that only tune the effect of another, refused
+/// flag.
 void add_compatibility_flags(std::vector<Option>& rows);
 void accept_flags_of_refused_ones(CompatibilityFlags& flags);    // inactive_flags.cpp
 void accept_flags_of_other_programs(CompatibilityFlags& flags);  // inactive_flags.cpp
-/// Flags that ask for what this program does not do.
+/// Adds flags for unsupported features.
 void add_refused_flags(std::vector<Option>& rows);
 
 }  // namespace megashard::detail

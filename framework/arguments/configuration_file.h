@@ -4,9 +4,8 @@
 
 namespace megashard {
 
-/// The text of a configuration file that flags name; `name` stands before its path in messages:
-/// "--config". Throws UsageError, which says what is wrong with the path: nothing is there, a
-/// folder, no regular file, not to be read, or empty.
+/// Reads the configuration file of a flag; `name` precedes its path in messages: "--config". Throws UsageError with the
+/// problem of the path: missing, a folder, not a regular file, unreadable, or empty.
 std::string read_configuration(const std::string& path, const std::string& name);
 
 }  // namespace megashard

@@ -13,7 +13,7 @@ struct Arguments;
 struct Option;
 class Mistakes;
 
-/// Megatron's shares of training, validation and test.
+/// Megatron's proportions of training, validation and test data.
 inline constexpr const char* kDefaultSplit = "969, 30, 1";
 
 enum class DataloaderType { kSingle, kCyclic };
@@ -23,11 +23,11 @@ struct DataArguments {
   std::vector<std::string> data_path;  // [weight] prefix ...
   std::optional<std::string> split;    // (derived) kDefaultSplit with data_path
   std::vector<std::string> train_data_path, valid_data_path, test_data_path;
-  std::optional<std::string> data_args_path;  // a file with the words of data_path
+  std::optional<std::string> data_args_path;  // file with the words of data_path
   std::optional<std::string> data_cache_path;
   bool mmap_bin_files = true;
   bool mock_data = false;
-  std::optional<int64_t> seq_length;          // (derived) from its other name, too
+  std::optional<int64_t> seq_length;          // (derived) from encoder_seq_length, if given
   std::optional<int64_t> encoder_seq_length;  // another name for seq_length
   DataloaderType dataloader_type = DataloaderType::kSingle;
   bool shuffle_conversations = true;
@@ -41,25 +41,25 @@ struct DataArguments {
 struct TokenizerArguments {
   std::optional<TokenizerType> tokenizer_type;
   std::optional<std::string> tokenizer_model;
-  std::optional<std::string> vocab_file;  // of a GPT-2 tokenizer
+  std::optional<std::string> vocab_file;  // for a GPT-2 tokenizer
   std::optional<int64_t> vocab_size;      // (derived) with vocab_file
   int64_t vocab_extra_ids = 0;
   std::optional<int64_t> padded_vocab_size;  // (derived) without hf_model
 };
 
-/// The weights of --split, three of them; their sum is positive. Throws UsageError with the message.
+/// Parses the three weights of --split, whose sum is positive. Throws UsageError.
 std::vector<double> parse_split_weights(const std::string& split);
 
-/// The next multiple of divisible_by * tensor_parallel_size. Never used for Hugging Face models.
+/// The next multiple of divisible_by * tensor_parallel_size. Not used for Hugging Face models.
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel_size);
-/// --vocab-size with NullTokenizer's end of document and --vocab-extra-ids: what is padded.
+/// Vocabulary size before padding: --vocab-size, NullTokenizer's end of document and --vocab-extra-ids.
 int64_t unpadded_vocab_size(const Arguments& arguments);
 
 namespace detail {
 
-/// The rows of these options, in the order of the help.
+/// Adds the rows of these options, in the order of the help.
 void add_data_options(std::vector<Option>& rows);
-/// Sources, lengths and the vocabulary.
+/// Validates data sources, lengths and the vocabulary.
 void validate_data(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules);
 
 }  // namespace detail

@@ -9,23 +9,23 @@ struct Arguments;
 struct Option;
 class Mistakes;
 
-/// Over which tokens experts are to be used alike.
+/// Set of tokens over which the load of experts is balanced.
 enum class RouterBalance {
   kNone,
   kMicrobatch,  ///< Megatron's aux_loss
   kSequence,    ///< Megatron's seq_aux_loss
 };
 
-/// Megatron's losses of routers, for a model with experts (--hf-model).
+/// Megatron's router losses, for a model with experts (--hf-model).
 struct ExpertArguments {
   RouterBalance moe_router_load_balancing_type = RouterBalance::kMicrobatch;
-  double moe_aux_loss_coeff = 0;           // of that loss
-  std::optional<double> moe_z_loss_coeff;  // of the squared log-sums of the routers' logits
+  double moe_aux_loss_coeff = 0;           // coefficient of the balancing loss
+  std::optional<double> moe_z_loss_coeff;  // of the squared log-sum-exp of router logits
 };
 
 namespace detail {
 
-/// The rows of these options, in the order of the help.
+/// Adds the rows of these options, in the order of the help.
 void add_expert_options(std::vector<Option>& rows);
 void check_experts(const Arguments& arguments, Mistakes& rules);
 

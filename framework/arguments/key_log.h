@@ -9,25 +9,25 @@
 
 namespace megashard {
 
-/// What a reader has made of one key of a configuration file.
+/// What a reader did with one key of a configuration file.
 struct KeyNote {
   enum class Use { kRead, kIgnored, kRefused };
 
-  std::string source{};  ///< the file
+  std::string source{};  ///< file name
   int line = 0;
-  std::string key{};  ///< with those around it
+  std::string key{};  ///< including its parents
   Use use = Use::kRead;
-  std::string text{};  ///< what it is read as, or why it is not read
+  std::string text{};  ///< the setting it became, or why it is not read
 };
 
-/// Of a file's keys, in its order; readers take a pointer, which is null where nobody asks.
+/// Notes for a file's keys, in order. Readers take a pointer, which is null if no log is wanted.
 using KeyLog = std::vector<KeyNote>;
 
-/// Reads a key by `take`, and notes the arguments that this has set. What it throws is noted too, and thrown on.
+/// Reads a key with `take` and logs the arguments that it set. Errors are logged and rethrown.
 void take_key(KeyLog* log, const YamlValue& value, const Arguments& arguments, const std::function<void()>& take);
-/// The same of a key that is no argument: it is noted as written.
+/// As above, for a key that is not an argument: logged as written.
 void take_key(KeyLog* log, const YamlValue& value, const std::function<void()>& take);
-/// Notes a key that nothing reads.
+/// Logs a key that is not read.
 void leave_key(KeyLog* log, const YamlValue& value, const std::string& why);
 
 }  // namespace megashard

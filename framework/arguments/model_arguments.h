@@ -13,18 +13,18 @@ struct Arguments;
 struct Option;
 class Mistakes;
 
-/// The model that Megatron's flags of the network describe.
+/// Name of the model that Megatron's network flags describe.
 inline constexpr const char* kModelOfFlags = "gpt";
 
-/// The model's source besides Megatron's flags.
+/// Sources of the model besides Megatron's flags.
 struct ModelSourceArguments {
-  std::optional<std::string> hf_model;      // Hugging Face directory
-  bool from_scratch = false;                // with hf_model: its config, but freshly initialised weights
-  std::optional<std::string> model_plugin;  // a library that registers models
-  std::optional<std::string> model;         // a registered name; unset: by hf_model or the flags
+  std::optional<std::string> hf_model;                    // Hugging Face directory
+  bool from_scratch = false;                              // with hf_model: use its config, but initialise the weights
+  std::optional<std::string> model_plugin;                // shared library that registers models
+  std::optional<std::string> model;                       // a registered name; unset: chosen by hf_model or the flags
   std::optional<std::string> mm_data, mm_model, mm_tool;  // MindSpeed-MM's JSON files
 
-  /// A model of a plugin takes what it likes from the flags.
+  /// True for a plugin's model, which reads only the network flags that it needs.
   bool is_own_model() const { return model_plugin && model != kModelOfFlags; }
 };
 
@@ -38,7 +38,7 @@ struct InitializationArguments {
   bool init_model_with_meta_device = false;
 };
 
-/// Dropouts of the model; weight decay and Adam are in OptimizerArguments.
+/// Dropout of the model; weight decay and Adam are in OptimizerArguments.
 struct RegularizationArguments {
   double attention_dropout = 0.1;
   double hidden_dropout = 0.1;
@@ -49,11 +49,11 @@ enum class Fp8Recipe { kDelayed, kTensorwise, kMxfp8 };
 
 struct PrecisionArguments {
   bool fp16 = false;                  // parameters are STORED in fp16; see docs/arguments.md
-  bool bf16 = false;                  // likewise in bf16
-  bool downcast_to_bf16 = false;      // weights that are loaded take the nearest values of bf16
+  bool bf16 = false;                  // parameters are stored in bf16
+  bool downcast_to_bf16 = false;      // rounds loaded weights to bf16
   std::string params_dtype = "fp32";  // (derived) fp32, fp16 or bf16
-  bool gradients_in_fp16 = false;     // (derived) set by the program where the FSDP2 file has fp16, else from fp16
-  std::optional<double> loss_scale;   // constant; unset or 0: dynamic, where gradients pass through fp16
+  bool gradients_in_fp16 = false;     // (derived) fp16, or set by the program if the FSDP2 file has fp16
+  std::optional<double> loss_scale;   // constant; unset or 0: dynamic if gradients use fp16
   double initial_loss_scale = 4294967296;
   double min_loss_scale = 1;
   int64_t loss_scale_window = 1000;
@@ -66,7 +66,7 @@ struct PrecisionArguments {
 
 namespace detail {
 
-/// The rows of these options, in the order of the help.
+/// Adds the rows of these options, in the order of the help.
 void add_model_options(std::vector<Option>& rows);
 void check_model_source(const Arguments& arguments, Mistakes& rules);
 void check_precision(const Arguments& arguments, Mistakes& rules);

@@ -14,18 +14,17 @@ class Mistakes;
 enum class PositionEmbeddingType { kLearnedAbsolute, kRope, kMrope, kNone };
 enum class Normalization { kLayerNorm, kRmsNorm };
 
-/// Megatron's group "network size", with its names and defaults. An unset optional was not given;
-/// those marked (derived) are filled by validate_arguments. With --hf-model the sizes come from
-/// config.json instead.
+/// Megatron's group "network size", with its names and defaults. Unset optionals were not given; those marked (derived)
+/// are computed by validate_arguments. With --hf-model the sizes come from config.json instead.
 struct NetworkArguments {
-  std::optional<int64_t> num_layers;          // (derived) from its other name, too
+  std::optional<int64_t> num_layers;          // (derived) from encoder_num_layers, if given
   std::optional<int64_t> encoder_num_layers;  // another name for num_layers
   std::optional<int64_t> hidden_size;
-  std::optional<int64_t> ffn_hidden_size;  // (derived) 4 * hidden, with swiglu 8/3 rounded down to 64
+  std::optional<int64_t> ffn_hidden_size;  // (derived) 4 * hidden; swiglu: 8/3 rounded down to 64
   std::optional<int64_t> num_attention_heads;
   std::optional<int64_t> kv_channels;  // (derived) head size, hidden / heads
   bool group_query_attention = false;
-  int64_t num_query_groups = 1;  // key/value heads, only with group_query_attention
+  int64_t num_query_groups = 1;  // key/value heads, with group_query_attention
   std::optional<int64_t> max_position_embeddings;
   // (derived) kRope with use_rotary_position_embeddings
   PositionEmbeddingType position_embedding_type = PositionEmbeddingType::kLearnedAbsolute;
@@ -34,7 +33,7 @@ struct NetworkArguments {
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;
   std::optional<int64_t> rotary_seq_len_interpolation_factor;
-  bool use_rope_scaling = false;  // Llama 3's
+  bool use_rope_scaling = false;  // Llama 3's scaling
   double rope_scaling_factor = 8.0;
   int64_t make_vocab_size_divisible_by = 128;
   Normalization normalization = Normalization::kLayerNorm;
@@ -54,16 +53,16 @@ struct NetworkArguments {
   bool add_bias_linear = true;
   bool add_qkv_bias = false;  // (derived) true with add_bias_linear
   bool qk_layernorm = false;
-  bool add_position_embedding = true;  // as Megatron's, which compares it when it loads our args
+  bool add_position_embedding = true;  // Megatron compares it when it loads our args
 };
 
 namespace detail {
 
-/// The rows of these options, in the order of the help.
+/// Adds the rows of these options, in the order of the help.
 void add_network_options(std::vector<Option>& rows);
-/// Of a network that flags describe (--num-layers ..., not --hf-model): fills the sizes that follow from others.
+/// Computes derived sizes of a network described by flags (--num-layers ..., not --hf-model).
 void derive_network_sizes(Arguments& arguments, Mistakes& rules);
-/// The rules between them, and those of adapters.
+/// Checks the rules between sizes, and those of adapters.
 void check_network(Arguments& arguments, Mistakes& rules);
 
 }  // namespace detail

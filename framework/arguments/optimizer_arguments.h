@@ -16,18 +16,18 @@ class Mistakes;
 enum class OptimizerKind {
   kAdam,  ///< AdamW, as Megatron's `--optimizer adam`
   kSgd,
-  kMuon,  ///< matrices by Muon; embeddings, output layers, norms and biases by AdamW
+  kMuon,  ///< Muon for matrices; AdamW for embeddings, output layers, norms and biases
 };
-/// The words of --optimizer.
+/// Values of --optimizer.
 inline constexpr std::initializer_list<std::pair<const char*, OptimizerKind>> kOptimizerKinds = {
     {"adam", OptimizerKind::kAdam}, {"sgd", OptimizerKind::kSgd}, {"muon", OptimizerKind::kMuon}};
 enum class WeightDecayStyle { kConstant, kLinear, kCosine };
 enum class MatmulPrecision { kMedium, kHigh, kHighest };
-/// The words of Megatron's --muon-* flags (NVIDIA's emerging_optimizers).
+/// Values of Megatron's --muon-* flags (NVIDIA's emerging_optimizers).
 enum class MuonScaleMode { kSpectral, kShapeScaling, kUnitRmsNorm };
 enum class MuonCoefficients { kQuintic, kSimple };
 enum class LrDecayStyle { kConstant, kLinear, kCosine, kInverseSquareRoot, kWsd };
-/// The words of --lr-decay-style.
+/// Values of --lr-decay-style.
 inline constexpr std::initializer_list<std::pair<const char*, LrDecayStyle>> kLrDecayStyles = {
     {"constant", LrDecayStyle::kConstant},
     {"linear", LrDecayStyle::kLinear},
@@ -41,26 +41,26 @@ struct OptimizerArguments {
   OptimizerKind optimizer = OptimizerKind::kAdam;
   std::string optimizer_selection = "fused_torch_adamw";
   double weight_decay = 0.01;
-  std::optional<double> start_weight_decay;  // (derived) weight_decay when the increase is constant
+  std::optional<double> start_weight_decay;  // (derived) weight_decay if the increase is constant
   std::optional<double> end_weight_decay;    // (derived) likewise
   WeightDecayStyle weight_decay_incr_style = WeightDecayStyle::kConstant;
-  double clip_grad = 1.0;  // 0: the norm is computed, nothing is clipped
+  double clip_grad = 1.0;  // 0: computes the norm without clipping
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
   bool use_precision_aware_optimizer = false;
-  MomentDtype exp_avg_dtype = MomentDtype::kFp32;  // of what AdamW keeps
+  MomentDtype exp_avg_dtype = MomentDtype::kFp32;  // of AdamW's state
   MomentDtype exp_avg_sq_dtype = MomentDtype::kFp32;
   double sgd_momentum = 0.9;
   double muon_momentum = 0.9;
   bool muon_use_nesterov = false;
-  bool muon_split_qkv = true;  // each projection of a fused one is a matrix of its own
+  bool muon_split_qkv = true;  // orthogonalises each projection of a fused one separately
   MuonScaleMode muon_scale_mode = MuonScaleMode::kSpectral;
   MatmulPrecision muon_fp32_matmul_prec = MatmulPrecision::kMedium;
   MuonCoefficients muon_coefficient_type = MuonCoefficients::kQuintic;
   int64_t muon_num_ns_steps = 5;
   double muon_extra_scale_factor = 1.0;
-  double lr_mult = 1.0;  // of parameters whose names contain one of lr_scale_modules
+  double lr_mult = 1.0;  // for parameters whose name contains one of lr_scale_modules
   std::vector<std::string> lr_scale_modules;
   std::vector<std::string> weight_decay_exclude_modules;
   std::vector<std::string> param_group_overrides;  // PATTERN:SETTING=NUMBER,...
@@ -85,7 +85,7 @@ struct LearningRateArguments {
 
 namespace detail {
 
-/// The rows of these options, in the order of the help.
+/// Adds the rows of these options, in the order of the help.
 void add_optimizer_options(std::vector<Option>& rows);
 void validate_optimizer(Arguments& arguments, Mistakes& rules);
 

@@ -10,20 +10,20 @@
 
 namespace megashard::detail {
 
-/// What all rows of a group have. Rows that differ are of another OptionGroup with the same title, or say it
-/// themselves (taken_from_checkpoint).
+/// Attributes common to the rows of a group. Rows with other attributes use another OptionGroup of the same title, or
+/// set them (taken_from_checkpoint).
 struct OptionDefaults {
   bool pretrain_only = false, from_checkpoint = false, in_scheduler_state = false;
 };
 
-/// Makes the rows of one group, in the order of the help.
+/// Adds the rows of one group, in the order of the help.
 class OptionGroup {
  public:
   OptionGroup(std::string title, std::vector<Option>& rows, OptionDefaults defaults = {})
       : title_(std::move(title)), rows_(rows), defaults_(defaults) {}
 
-  /// A row for a field; switches are those of bool fields, lists take one or more words. Numbers
-  /// are shown as INT and FLOAT; other values need shown_as() or one_of().
+  /// Adds a row for a field: bool fields are switches, lists take one or more words. Numbers are shown as INT and
+  /// FLOAT; other values need shown_as() or one_of().
   template <class Struct, class Field>
   Option& add(std::string flag, Field Struct::*member, OnResume on_resume, std::string help) {
     Option& option = row(std::move(flag), type_of<typename FieldType<Field>::Inner>());
@@ -36,7 +36,7 @@ class OptionGroup {
     return option;
   }
 
-  /// The same for an enum, or an optional one: its values by their names.
+  /// Adds a row for an enum or optional enum, whose values have names.
   template <class Struct, class Field, class Enum = typename FieldType<Field>::Inner>
   Option& choice(std::string flag, Field Struct::*member, OnResume on_resume,
                  std::initializer_list<std::pair<const char*, std::type_identity_t<Enum>>> choices, std::string help) {
@@ -66,7 +66,7 @@ class OptionGroup {
     return option;
   }
 
-  /// A field without a flag.
+  /// Adds a field without a flag.
   template <class Struct, class Field>
   Option& computed(std::string name, Field Struct::*member, OnResume on_resume = OnResume::kFree) {
     Option& option = add("", member, on_resume, "");
@@ -74,7 +74,7 @@ class OptionGroup {
     return option.named(std::move(name));
   }
 
-  /// Flags without a field.
+  /// Add flags without a field.
   Option& without_effect(std::string flag, int nargs, std::string reason) {
     return row(std::move(flag), ValueType::kNone).nargs_of(nargs).no_effect(std::move(reason));
   }

@@ -18,14 +18,14 @@ enum class DeviceChoice {
   kAuto,
   kCpu,
   kCuda,
-  kSim,  ///< a CUDA device made of the CPU
+  kSim,  ///< a CUDA device simulated on the CPU
 };
 
-/// Where and from what a run is made. (derived): filled by validate_arguments.
+/// Parallelism and devices of a run. (derived): computed by validate_arguments.
 struct DistributedArguments {
   int64_t tensor_model_parallel_size = 1;
   int64_t pipeline_model_parallel_size = 1;
-  int64_t expert_model_parallel_size = 1;  // or what the FSDP2 file says
+  int64_t expert_model_parallel_size = 1;  // or set by the FSDP2 file
   bool sequence_parallel = false;
   std::optional<std::string> distributed_backend;  // (derived) nccl with GPUs, gloo without
   int64_t distributed_timeout_minutes = 10;
@@ -36,14 +36,14 @@ struct DistributedArguments {
   std::optional<std::string> fsdp2_config_path;
   bool fsdp2_config_strict = false;
   std::string fsdp2_plan = "off";                  // auto, off, or a file
-  std::optional<int64_t> fsdp2_plan_memory_mib;    // that a plan of auto may take more; unset: a tenth of the peak
-  std::optional<std::string> fsdp_schedule_trace;  // a folder for rank_N.json
-  std::optional<int64_t> check_collective_order;   // each so many steps, and the first 3; 0: never; unset: the first 3
-  bool log_host_syncs = false;                     // what made the host wait for the device
+  std::optional<int64_t> fsdp2_plan_memory_mib;    // extra memory of an auto plan; unset: a tenth of the peak
+  std::optional<std::string> fsdp_schedule_trace;  // folder for rank_N.json
+  std::optional<int64_t> check_collective_order;   // interval in steps, and the first 3; 0: never; unset: first 3
+  bool log_host_syncs = false;                     // logs operations that block the host for the device
   bool reduce_scatter_during_grad_accumulation = true;
-  std::vector<std::string> freeze_module_prefix;  // of parameter names
+  std::vector<std::string> freeze_module_prefix;  // prefixes of parameter names
   std::vector<std::string> freeze_modules;        // patterns of module paths
-  bool gradient_accumulation_fusion = true;       // as Megatron's default; has no meaning here
+  bool gradient_accumulation_fusion = true;       // Megatron's default; not applicable here
   int64_t world_size = 1;                         // (derived)
   int64_t rank = 0;                               // (derived)
   int64_t data_parallel_size = 1;                 // (derived)
@@ -51,9 +51,9 @@ struct DistributedArguments {
 
 namespace detail {
 
-/// The rows of these options, in the order of the help.
+/// Adds the rows of these options, in the order of the help.
 void add_parallel_options(std::vector<Option>& rows);
-/// World, device, backend and FSDP2.
+/// Validates world size, device, backend and FSDP2 flags.
 void validate_parallel(Arguments& arguments, const RunEnvironment& environment, const DiagnosticSink& sink,
                        Mistakes& rules);
 

@@ -10,28 +10,28 @@
 
 namespace megashard {
 
-/// Arguments, or a scheduler's state, by Megatron's names.
+/// Arguments or a scheduler's state, by Megatron's names.
 using ArgumentRecord = std::vector<std::pair<std::string, ArgumentValue>>;
 
-/// As checkpoints keep them.
+/// Converts a record to the form in checkpoints.
 Dict to_dict(const ArgumentRecord& record);
-/// The inverse. What an ArgumentValue cannot hold (dtypes, Python objects) is None.
+/// Inverse of to_dict. Values that an ArgumentValue cannot hold (dtypes, Python objects) become None.
 ArgumentRecord to_record(const Dict& dict);
-/// Null when absent or None.
+/// The value; null if absent or None.
 const ArgumentValue* find_known(const ArgumentRecord& record, const std::string& name);
 
-/// Throws UsageErrors, each with both values and the remedy, when the checkpoint's args describe
-/// another network (check_checkpoint_args of Megatron). What either side does not know is not compared.
+/// Throws UsageErrors, each with both values and the remedy, if the checkpoint's args describe another network
+/// (Megatron's check_checkpoint_args). Values that one side lacks are not compared.
 void check_checkpoint_arguments(const Arguments& arguments, const ArgumentRecord& saved, const std::string& folder);
 
-/// "global_batch_size 8 -> 16, seed 1 -> 2": what else steers the training and differs from the
-/// checkpoint's args; empty when nothing does. `takes_schedule`: the checkpoint's scheduler decides what it holds.
+/// Other settings that affect training and differ from the checkpoint's args: "global_batch_size 8 -> 16, seed 1 -> 2";
+/// empty if none. `takes_schedule`: settings in the checkpoint's scheduler are not compared.
 std::string changed_arguments(const Arguments& arguments, const ArgumentRecord& saved, bool takes_schedule);
 
-/// --use-checkpoint-args: network, dropouts, sequence length and tokenizer of the step that --load
-/// would take, where the flags are not given (load_args_from_checkpoint of Megatron). Before
-/// validate_arguments; every process for itself, which compares the lengths of the step's files and
-/// the checksums of its args alone. Without a checkpoint the flags count.
+/// --use-checkpoint-args: takes network, dropout, sequence length and tokenizer from the step that --load would use,
+/// unless flags are given (Megatron's load_args_from_checkpoint). Call it before validate_arguments. Every process runs
+/// it independently and checks only the sizes of the step's files and the checksum of its args. Without a checkpoint
+/// the flags are used.
 void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink);
 
 }  // namespace megashard

@@ -14,25 +14,24 @@ class Mistakes;
 
 enum class ExitSignal { kTerm = SIGTERM, kInt = SIGINT, kUsr1 = SIGUSR1, kUsr2 = SIGUSR2 };
 
-/// Megatron's groups for the loop itself, with its names and defaults. (derived): filled by
-/// validate_arguments.
+/// Megatron's groups for the training loop, with its names and defaults. (derived): computed by validate_arguments.
 struct TrainingArguments {
   std::optional<int64_t> micro_batch_size;   // per rank; (derived) 1 with skip_train
-  std::optional<int64_t> global_batch_size;  // (derived) micro batch * data parallel size
+  std::optional<int64_t> global_batch_size;  // (derived) micro batch size * data parallel size
   std::vector<int64_t> rampup_batch_size;    // {start, increment, samples}; empty: constant
   bool decrease_batch_size_if_needed = false;
-  std::optional<int64_t> train_iters;  // one of these two; (derived) of train_samples, and 1 with skip_train
+  std::optional<int64_t> train_iters;  // or train_samples; (derived) from those, 1 with skip_train
   std::optional<int64_t> train_samples;
   std::optional<int64_t> exit_interval;
   std::optional<int64_t> exit_duration_in_mins;
-  bool exit_signal_handler = false;  // at exit_signal: save and exit
+  bool exit_signal_handler = false;  // on exit_signal: save and exit
   ExitSignal exit_signal = ExitSignal::kTerm;
   bool check_for_nan_in_loss_and_grad = true;
   bool calculate_per_token_loss = false;
   int64_t empty_unused_memory_level = 0;
   bool deterministic_mode = false;
-  bool skip_train = false;             // evaluate only
-  int64_t consumed_train_samples = 0;  // computed while running, kept in the checkpoint's args
+  bool skip_train = false;             // evaluates only
+  int64_t consumed_train_samples = 0;  // updated while running, stored in the checkpoint's args
   int64_t consumed_valid_samples = 0;
 };
 
@@ -44,9 +43,9 @@ struct ValidationArguments {
 
 namespace detail {
 
-/// The rows of these options, in the order of the help.
+/// Adds the rows of these options, in the order of the help.
 void add_training_options(std::vector<Option>& rows);
-/// Length and batches; after data_parallel_size is known.
+/// Validates run length and batch sizes. Call it after data_parallel_size is known.
 void validate_training(Arguments& arguments, Mistakes& rules);
 
 }  // namespace detail

@@ -6,13 +6,13 @@
 
 namespace megashard {
 
-/// Columns of the programs' help.
+/// Columns of the help.
 inline constexpr size_t kHelpWidth = 80;
 
-/// Words, and choices between |, in lines of at most kHelpWidth columns: the first line begins behind `first` columns,
-/// the others behind an indent.
+/// Wraps words, and choices between |, at kHelpWidth columns. The first line starts at column `first`, the others are
+/// indented.
 inline std::string wrapped_text(const std::string& text, size_t first, size_t indent) {
-  std::vector<std::string> pieces(1);  // behind each a line may end
+  std::vector<std::string> pieces(1);  // lines may break after each piece
   for (const char c : text) {
     pieces.back() += c;
     if (c == ' ' || c == '|') pieces.emplace_back();
@@ -32,7 +32,7 @@ inline std::string wrapped_text(const std::string& text, size_t first, size_t in
   return lines;
 }
 
-/// A paragraph of such lines, all of them with the indent.
+/// A wrapped paragraph with all lines indented.
 inline std::string help_lines(const std::string& text, size_t indent) {
   return std::string(indent, ' ') + wrapped_text(text, indent, indent) + "\n";
 }
