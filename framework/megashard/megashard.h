@@ -1,6 +1,6 @@
 #pragma once
 
-// All that a program of one's own needs: `#include <megashard/megashard.h>`.
+// Everything that a user's program needs: `#include <megashard/megashard.h>`.
 
 #include "checkpoint/checkpoint.h"
 #include "framework/data/distributed_sampler.h"
