@@ -5,23 +5,20 @@
 
 namespace megashard::detail {
 
-/// One generator of the construction. It is not advanced while recording; the replay advances a
-/// clone of it.
+/// One generator used by the construction. Recording does not advance it; the replay advances a clone.
 struct GeneratorTrack {
   explicit GeneratorTrack(at::Generator generator);
 
-  /// Notices that the generator was re-seeded since it was last looked at. Throws when numbers were
-  /// drawn from it beside the tape.
+  /// Detects that the generator was re-seeded since the last call. Throws if numbers were drawn outside the tape.
   void observe();
-  /// Moves the real generator a little, so that seeding it again is seen even when the seed is the
-  /// same.
+  /// Advances the real generator a little, so that re-seeding is detected even with the same seed.
   void mark_drawn();
 
   at::Generator original;
-  at::Tensor initial;  // state where the tape begins
-  at::Tensor known;    // state of `original` when last looked at
-  at::Tensor pending;  // set: the next draw starts from here, whatever the recorded ones leave
-  bool drawn = false;  // an ordinary construction would have advanced `original` by now
+  at::Tensor initial;  // state at the beginning of the tape
+  at::Tensor known;    // last observed state of `original`
+  at::Tensor pending;  // if set, the next draw starts from this state
+  bool drawn = false;  // ordinary construction would have advanced `original`
 };
 
 }  // namespace megashard::detail

@@ -22,10 +22,9 @@ struct InitRecording;
 
 class InitTape;
 
-/// While one lives, every tensor that this thread constructs is on meta, and the operations on it
-/// go to the tape. Reads of values (item(), nonzero, boolean indices, randperm) compute what they
-/// need from the tape and give real tensors. Raw access to bytes (data_ptr, accessor) throws.
-/// Mirrors torchdistx's deferred_init; PyTorch has no counterpart.
+/// While it exists, tensors that this thread constructs are on meta, and operations on them are recorded on the tape.
+/// Reads of values (item(), nonzero, boolean indices, randperm) compute what they need from the tape and return real
+/// tensors. Raw data access (data_ptr, accessor) throws. Mirrors torchdistx's deferred_init; PyTorch has no equivalent.
 class DeferredInit {
  public:
   explicit DeferredInit(InitTape& tape);
@@ -38,8 +37,7 @@ class DeferredInit {
   bool outer_included_;
 };
 
-/// What construction would have done to its tensors' bytes, kept to be done later, a tensor at a
-/// time.
+/// Records the construction of a model's tensors and replays it later, one tensor at a time.
 ///   InitTape tape;
 ///   auto model = tape.construct([&] { return std::make_shared<MyModel>(config); });
 ///   tape.capture(*model);
@@ -47,16 +45,15 @@ class DeferredInit {
 ///   tape.materialise(*model, assign);
 class InitTape {
  public:
-  /// The process's default CPU generator starts the tape, and is left where an ordinary start
-  /// leaves it.
+  /// Starts from the state of the process's default CPU generator, and leaves that as ordinary construction does.
   InitTape();
-  /// `generator` takes the default generator's place, for ranks that are threads of one process.
+  /// `generator` replaces the default generator, for ranks that are threads of one process.
   explicit InitTape(at::Generator generator);
   ~InitTape();
   InitTape(const InitTape&) = delete;
   InitTape& operator=(const InitTape&) = delete;
 
-  /// make() under a DeferredInit; raw access to bytes in a constructor becomes a message.
+  /// Calls make() under a DeferredInit. Raw data access in a constructor throws an explanation.
   template <class Make>
   auto construct(Make make) {
     const DeferredInit guard(*this);
@@ -68,35 +65,30 @@ class InitTape {
     }
   }
 
-  /// Notes which parameter and buffer of `module` is which recorded tensor. To be called after
-  /// construction, before anything re-binds them (fully_shard does); materialise calls it for
-  /// modules that were not captured.
+  /// Maps the parameters and buffers of `module` to recorded tensors. Call it after construction and before they are
+  /// replaced (by fully_shard); materialise calls it for modules that were not captured.
   void capture(const torch::nn::Module& module);
 
-  /// Takes the whole real tensor of one parameter or buffer, on the CPU; `target` is the module's
-  /// own tensor, still on meta (after fully_shard, of local sizes). What the callee does not keep
-  /// is freed when it returns.
+  /// Receives the full real tensor of a parameter or buffer on the CPU. `target` is the module's tensor, still on meta
+  /// (after fully_shard with local sizes). Memory that the callee does not keep is freed on return.
   using Assign = std::function<void(const std::string& name, at::Tensor& target, const at::Tensor& full)>;
 
   struct Options {
-    /// false: buffers only (a checkpoint brings the parameters). Random numbers that no buffer
-    /// needs are not drawn.
+    /// false: buffers only (parameters come from a checkpoint). Random numbers that no buffer needs are not drawn.
     bool parameters = true;
-    /// true: tensors that the constructor only allocated come with undefined contents instead of an
-    /// error.
+    /// true: tensors that the constructor only allocated have undefined contents instead of throwing.
     bool allow_unset = false;
   };
   struct Report {
-    int64_t tensors = 0;     ///< handed to assign
+    int64_t tensors = 0;     ///< passed to assign
     int64_t operations = 0;  ///< replayed
-    int64_t full_bytes = 0;  ///< of all tensors handed to assign
-    int64_t peak_bytes = 0;  ///< largest total of whole tensors that were live at once
+    int64_t full_bytes = 0;  ///< of all tensors passed to assign
+    int64_t peak_bytes = 0;  ///< peak total of full tensors
   };
-  /// Replays the recorded operations in their order and gives each tensor on meta of `module` to
-  /// `assign` as soon as no later operation touches it. Same values, and same generator state at
-  /// the end, as an ordinary construction from the generator state that was current when recording
-  /// began. Once a tape. Throws c10::Error naming every tensor that the construction left unset or
-  /// that was made elsewhere.
+  /// Replays the recorded operations in order and passes each meta tensor of `module` to `assign` once no later
+  /// operation uses it. Values and final generator state are those of an ordinary construction from the generator state
+  /// at the start of the recording. Call once per tape. Throws c10::Error with the names of all tensors that the
+  /// construction left unset or that were created elsewhere.
   Report materialise(torch::nn::Module& module, const Assign& assign, const Options& options);
   Report materialise(torch::nn::Module& module, const Assign& assign) { return materialise(module, assign, {}); }
 
@@ -104,12 +96,12 @@ class InitTape {
 
  private:
   friend class DeferredInit;
-  void explain(const c10::Error& error) const;  ///< throws if it knows better
+  void explain(const c10::Error& error) const;  ///< throws a better message if it has one
   std::unique_ptr<detail::InitRecording> recording_;
 };
 
-/// Makes `target`, a tensor on meta, the real tensor `value` (same sizes or not), keeping its
-/// identity: modules and optimizers that hold it see the change.
+/// Turns `target`, a meta tensor, into the real tensor `value` (sizes may differ) in place: modules and optimizers that
+/// hold it see the change.
 void become(at::Tensor& target, const at::Tensor& value);
 
 }  // namespace megashard

@@ -14,11 +14,11 @@ class Replay {
   explicit Replay(const Tape& tape);
 
   void run(const Record& record);
-  /// The real tensor for a recorded one, whose storage must be live.
+  /// The real tensor of a recorded one, whose storage must be live.
   at::Tensor tensor(const TapeTensor& recorded) const;
   c10::IValue value(const TapeValue& recorded) const;
   void drop(StorageKey storage);
-  /// Calls `op`, which draws from generator `track`, by its argument or as the default generator.
+  /// Calls `op`, which draws from generator `track`, as its argument or as the default generator.
   void call_drawing(const c10::OperatorHandle& op, int track, int generator_argument, torch::jit::Stack& stack);
 
   at::Generator& generator(int track) { return generators_[track]; }

@@ -10,10 +10,9 @@
 
 namespace megashard::detail {
 
-using StorageKey = const c10::StorageImpl*;  // of a meta storage that the tape keeps alive
+using StorageKey = const c10::StorageImpl*;  // a meta storage kept alive by the tape
 
-/// A tensor as an argument or result of a recorded operation: geometry over a meta storage, or a
-/// real tensor.
+/// A tensor argument or result of a recorded operation: geometry over a meta storage, or a real tensor.
 struct TapeTensor {
   c10::Storage storage;
   std::vector<int64_t> sizes;
@@ -22,7 +21,7 @@ struct TapeTensor {
   caffe2::TypeMeta dtype;
   bool conjugate = false;
   bool negative = false;
-  at::Tensor real;  // set: a constant with bytes of its own
+  at::Tensor real;  // if set, a constant with its own data
   uint32_t real_version = 0;
 
   bool is_meta() const { return static_cast<bool>(storage); }
@@ -34,12 +33,12 @@ struct TapeTensor {
 
 struct TapeTensors {
   std::vector<TapeTensor> items;
-  bool optional = false;  // List[Optional[Tensor]], as index() takes
+  bool optional = false;  // List[Optional[Tensor]], as for index()
 };
 
 using TapeValue = std::variant<c10::IValue, TapeTensor, TapeTensors>;
 
-/// The value of an argument or result, for the tape; `op_name` is for messages.
+/// Converts an argument or result for the tape; `op_name` is used in messages.
 TapeValue describe(const c10::IValue& value, const std::string& op_name);
 
 void for_each_meta(const TapeValue& value, const std::function<void(const TapeTensor&)>& visit);

@@ -10,17 +10,17 @@
 
 namespace megashard::detail {
 
-// Keys of the FSDP2 file, and flags, that change a sharded model.
+// Settings of a sharded model from the FSDP2 file and flags.
 
-/// reduce_scatter_max_input_buffers, and unless it is on CPUs communication_memory.
+/// Applies reduce_scatter_max_input_buffers and, except on CPUs, communication_memory.
 void set_communication(torch::nn::Module& model, const Fsdp2Config& config, bool on_cpu);
 
-/// fp8_all_gather of the parameters of these modules, or if there are none of all but embeddings and output layers,
-/// that are sharded and have two dimensions at least. `sink` is told how many.
+/// Enables fp8_all_gather for sharded parameters with at least two dimensions: of `modules`, or if empty of all except
+/// embeddings and output layers. Reports their number to `sink`.
 void gather_in_fp8(torch::nn::Module& model, const Fsdp2Config& config, const std::vector<NamedModule>& modules,
                    const DiagnosticSink& sink);
 
-/// apply_unit_plan of the file of --fsdp2-plan. Throws UsageError for one that does not fit the model.
+/// Applies the plan of --fsdp2-plan (apply_unit_plan). Throws UsageError if it does not fit the model.
 void regroup(torch::nn::Module& model, const UnitPlan& plan);
 
 }  // namespace megashard::detail

@@ -15,90 +15,87 @@
 
 namespace megashard {
 
-/// What a program gives FSDP2Mixin::fully_shard besides the file.
+/// Input of FSDP2Mixin::fully_shard besides the file.
 struct ShardingRequest {
-  ProcessGroupPtr process_group{};  ///< the data parallel ranks
-  /// Ranks that share each layer; null: none do. No two of them are in one process_group.
+  ProcessGroupPtr process_group{};  ///< data parallel ranks
+  /// Ranks that share each layer; null: no tensor parallelism. A process_group contains only one of them.
   ProcessGroupPtr tensor_parallel_group{};
   Fsdp2Config config{};
-  Strictness strictness = Strictness::kWarn;  ///< of patterns that match nothing
-  DiagnosticSink sink{};                      ///< what each pattern matched, warnings
-  ActivationPlan activations{};               ///< by flags; the file has its own keys
-  std::optional<UnitPlan> unit_plan{};        ///< other units than those of the file's patterns
-  /// Not null: the model was constructed under this tape and captured, and is on meta.
+  Strictness strictness = Strictness::kWarn;  ///< for patterns without matches
+  DiagnosticSink sink{};                      ///< receives matches of each pattern, and warnings
+  ActivationPlan activations{};               ///< from flags; the file has its own keys
+  std::optional<UnitPlan> unit_plan{};        ///< replaces the units of the file's patterns
+  /// If set, the model was constructed under this tape, was captured, and is on meta.
   InitTape* init_tape = nullptr;
-  /// With init_tape: parameters get memory only, because a checkpoint or weights are loaded next;
-  /// buffers are computed in any case.
+  /// With init_tape: parameters are only allocated, because weights are loaded next. Buffers are computed.
   bool weights_follow = false;
-  /// With init_tape: what the construction has left unset is loaded next; the rest counts.
+  /// With init_tape: tensors that the construction left unset are loaded next; the others are computed.
   bool unset_weights_follow = false;
-  bool trains = true;  ///< false: ignored_modules may hold what requires a gradient
+  bool trains = true;  ///< false: ignored_modules may contain parameters that require gradients
 };
 
-/// How a model is sharded (mindspeed_mm's FSDP2Mixin), as steps that a model may override. The
-/// mixing class must be a module and a HookedModule:
+/// Shards a model (mindspeed_mm's FSDP2Mixin) in steps that the model may override. The derived class must be a module
+/// and a HookedModule:
 ///   class MyModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin
 class FSDP2Mixin {
  public:
   virtual ~FSDP2Mixin() = default;
 
-  /// Turns requires_grad off where the model's configuration says so. Called by the model's
-  /// constructor or by the program, before fully_shard.
+  /// Turns requires_grad off as configured by the model. Called by its constructor or by the program before
+  /// fully_shard.
   virtual void freeze() {}
-  /// _pre_fully_shard, _init_tp_model, _init_ep_model, _fully_shard, _post_fully_shard, in this order.
+  /// Calls _pre_fully_shard, _init_tp_model, _init_ep_model, _fully_shard, _post_fully_shard, in this order.
   void fully_shard(ShardingRequest request);
 
  protected:
-  /// Takes the request and lays the ranks out: sharding_size consecutive ranks share one copy.
+  /// Stores the request and creates the mesh: sharding_size consecutive ranks form a shard group.
   virtual void _pre_fully_shard(ShardingRequest request);
-  /// Layers of which this rank has pieces (set_tensor_parallel); throws if they are asked for, unless the
-  /// model has its own.
+  /// Applies tensor parallelism (set_tensor_parallel). Throws if it is requested, unless the model overrides it.
   virtual void _init_tp_model();
-  /// Experts on several ranks; throws if the file asks for them, unless the model has its own.
+  /// Applies expert parallelism. Throws if the file requests it, unless the model overrides it.
   virtual void _init_ep_model();
-  /// set_recompute_modules_to_wrap, set_activation_offload, set_fullyshard_modules_to_wrap, the root where that has
-  /// left it out, set_modules_to_prefetch. A model with other ideas overrides it, and calls those of these steps that
-  /// it wants, and megashard::fully_shard, the model itself last: what is in no unit by then is told.
+  /// Calls set_recompute_modules_to_wrap, set_activation_offload, set_fullyshard_modules_to_wrap, fully_shard of the
+  /// root if that skipped it, and set_modules_to_prefetch. An override may call any of these steps and
+  /// megashard::fully_shard, for the model itself last. Parameters in no unit are then reported.
   virtual void _fully_shard();
-  /// Models constructed under a tape: materialises each rank's rows, then post_meta_init().
+  /// For models constructed under a tape: materialises each rank's shards, then calls post_meta_init().
   virtual void _post_fully_shard();
   virtual void post_meta_init() {}
-  /// Gives parameters on meta memory of undefined contents.
+  /// Allocates meta parameters with undefined contents.
   virtual void to_empty_if_needed(c10::Device device);
 
-  /// Recompute of the file's recompute_modules, or of what the recompute flags name.
+  /// Enables recompute for the file's recompute_modules, or for the parts named by recompute flags.
   virtual void set_recompute_modules_to_wrap();
   void recompute_matching(const std::vector<std::string>& patterns);
-  /// Activation offload of the file's offload_modules and of the flags'. After recompute: around
-  /// it.
+  /// Enables activation offload for the file's offload_modules and for the flags'. Call it after recompute, which it
+  /// encloses.
   void set_activation_offload();
-  /// fully_shard of the file's sub_modules_to_wrap, or where it has none of default_modules_to_wrap(), and then of the
-  /// model itself. An override may leave the latter to _fully_shard.
+  /// Calls fully_shard for the file's sub_modules_to_wrap, or if it has none for default_modules_to_wrap(), then for
+  /// the model itself. An override may leave the latter to _fully_shard.
   virtual void set_fullyshard_modules_to_wrap();
-  /// fully_shard of each match, children before parents.
+  /// Calls fully_shard for each match, children before parents.
   void shard_matching(const std::vector<std::string>& patterns);
   void shard_modules(const std::vector<NamedModule>& modules);
-  /// Each unit gathers the next `forward` ones ahead, in backward the previous `backward`: all but the root, whichever
-  /// call of fully_shard made them, in the order of the model.
+  /// Prefetches the next `forward` units in forward and the previous `backward` units in backward, for all units except
+  /// the root in the order of the model, whichever fully_shard call created them.
   virtual void set_modules_to_prefetch(int forward, int backward);
-  /// Patterns used where the file has no sub_modules_to_wrap (_no_split_modules in transformers).
+  /// Patterns if the file has no sub_modules_to_wrap (_no_split_modules in transformers).
   virtual std::vector<std::string> default_modules_to_wrap() const { return {}; }
 
-  /// Whether inputs of a wrapped module are cast to param_dtype (ROLL's
-  /// _fsdp2_cast_forward_inputs); unset: as the file says.
+  /// Casts inputs of a wrapped module to param_dtype (ROLL's _fsdp2_cast_forward_inputs); unset: as in the file.
   virtual std::optional<bool> cast_forward_inputs(const NamedModule& /*each*/) const { return std::nullopt; }
 
-  /// Where modules of Megatron's layout are in this model, for patterns of the FSDP2 file: {"decoder.layers",
-  /// "model.layers"}. The first that begins a pattern counts.
+  /// Paths of Megatron's modules in this model, for patterns of the FSDP2 file: {"decoder.layers", "model.layers"}. The
+  /// first one that begins a pattern is used.
   virtual OtherPaths megatron_paths() const { return {}; }
 
-  /// Patterns of the model's parts by Megatron's names for recompute and offload flags (see
-  /// ActivationPlan); none: the model does not have it.
+  /// Patterns of a model part by Megatron's name, for recompute and offload flags (see ActivationPlan); empty if the
+  /// model lacks the part.
   virtual std::vector<std::string> patterns_of_part(const std::string& part) const {
     return part == "layer" ? default_modules_to_wrap() : std::vector<std::string>{};
   }
 
-  /// For _init_ep_model: these parameters are sharded over `mesh` and not over the model's.
+  /// For _init_ep_model: shards these parameters over `mesh` instead of the model's.
   void shard_over(DeviceMeshPtr mesh, std::function<bool(const at::Tensor& parameter)> which);
 
   const ShardingRequest& request() const { return request_; }
@@ -106,23 +103,22 @@ class FSDP2Mixin {
 
  private:
   torch::nn::Module& module();
-  void shard_root();  ///< unless it is under fully_shard already
+  void shard_root();  ///< skipped if fully_shard was called already
   void check_moe_modules();
   void check_ignored_modules();
-  /// After everything has said where it wants parameters.
+  /// Call it after all placements are known.
   void set_shard_placements();
-  /// What several ranks hold becomes what the first of them has: each may have drawn its own
-  /// values.
+  /// Broadcasts replicated tensors from the first rank that has them, because each rank may have drawn its own values.
   void make_copies_equal();
   std::vector<NamedModule> select(const std::vector<std::string>& patterns, const std::string& key);
-  /// The modules that flags name: of "layer" the first `layers`.
+  /// The modules of parts named by flags; for "layer" the first `layers`.
   std::vector<NamedModule> select_parts(const std::vector<std::string>& parts, std::optional<int64_t> layers,
                                         const std::string& flag);
 
   ShardingRequest request_;
   FullyShardOptions options_;
   detail::ShardPlacements placements_;
-  std::vector<NamedModule> wrapped_;  // by shard_modules, so with the file's policy
+  std::vector<NamedModule> wrapped_;  // by shard_modules, with the file's policy
 };
 
 }  // namespace megashard

@@ -12,40 +12,37 @@
 
 namespace megashard {
 
-/// Base of every model (megatron.core.transformer.MegatronModule): a module that says how it is
-/// checkpointed.
+/// Base class of all models (megatron.core.transformer.MegatronModule): a module that defines its checkpoint.
 class MegatronModule : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
 
-  /// This rank's pieces of all parameters and persistent buffers by fully qualified name, without
-  /// communication. The tensors alias the model: reading a checkpoint into them loads it.
+  /// This rank's shards of all parameters and persistent buffers by fully qualified name. No communication. The tensors
+  /// alias the model, so reading a checkpoint into them loads it.
   virtual ShardedTensors state_dict();
-  /// From now on state_dict() leaves out what is not trained: it comes from where it came before.
+  /// Makes state_dict() leave out frozen parameters, which are loaded from their original source.
   void keep_trained_only() { trained_only_ = true; }
   bool keeps_trained_only() const { return trained_only_; }
-  /// All parameters and persistent buffers, whatever state_dict() keeps.
+  /// All parameters and persistent buffers, regardless of keep_trained_only().
   ShardedTensors whole_state_dict();
-  /// The further names of shared parameters, each with the name that state_dict() has:
-  /// {"lm_head.weight", "model.embed_tokens.weight"}. PyTorch's state_dict() has all of them.
+  /// Additional names of shared parameters, with the name in state_dict(): {"lm_head.weight",
+  /// "model.embed_tokens.weight"}. PyTorch's state_dict() has all names.
   std::vector<std::pair<std::string, std::string>> tied_names() const;
-  /// What a checkpoint stores; must name the same tensors as state_dict().
+  /// Tensors stored in a checkpoint; must have the same names as state_dict().
   virtual ShardedTensors state_dict_for_save_checkpoint() { return state_dict(); }
-  /// What --ckpt-format torch_dist stores of the model and loads into it, by the names in the checkpoint: an override
-  /// may rename tensors, add some and leave some out. They alias the model, as those of state_dict(). The format stacks
-  /// what it gives for the layers of a list, where they are alike (torch_dist_places). The optimizer's state keeps the
-  /// parameters' own names.
+  /// Tensors that --ckpt-format torch_dist stores and loads, by their names in the checkpoint. An override may rename,
+  /// add or omit tensors. They alias the model, like those of state_dict(). The format stacks layers of a list with
+  /// equal tensors (torch_dist_places). Optimizer state keeps the parameters' names.
   virtual ShardedTensors sharded_state_dict() { return state_dict_for_save_checkpoint(); }
-  /// Whether a checkpoint's key names a weight, or optimizer state of one, that only other ranks
-  /// have: experts.
+  /// True if a checkpoint's key names a weight, or its optimizer state, that only other ranks have (experts).
   virtual bool is_on_other_rank(const std::string& /*key*/) const { return false; }
-  /// A model that says so of any names the ranks which have them all together, and its own.
+  /// If is_on_other_rank() can be true: the ranks that together have all experts, and this rank's expert parameters.
   virtual ExpertParallelInfo expert_parallel_info() const { return {}; }
-  /// Matrices that --optimizer muon leaves to AdamW, by name (Megatron's attribute of a parameter). The default knows
-  /// the usual names: embed_tokens, word_embeddings, lm_head, output_layer, ...
+  /// Matrices, by name, for which --optimizer muon uses AdamW (Megatron's attribute of a parameter). The default
+  /// matches the usual names: embed_tokens, word_embeddings, lm_head, output_layer, ...
   virtual bool is_embedding_or_output_parameter(const std::string& name) const;
-  /// Of a matrix that holds several projections: the rows that each of them has in a group of rows (Megatron's query
-  /// groups, one behind the other); empty: it is one projection.
+  /// For a matrix with several projections: rows of each projection per group (Megatron's query groups, concatenated);
+  /// empty for a single projection.
   virtual std::vector<int64_t> qkv_split_shapes(const std::string& /*name*/,
                                                 const std::vector<int64_t>& /*sizes*/) const {
     return {};

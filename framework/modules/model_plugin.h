@@ -12,7 +12,7 @@
 
 namespace megashard {
 
-/// What a library for --model-plugin exports, by one C function of the name kModelPluginSymbol:
+/// Exported by a library for --model-plugin through a C function named kModelPluginSymbol:
 ///
 ///   extern "C" const megashard::ModelPlugin* megashard_model_plugin() {
 ///     static const megashard::ModelPlugin plugin{.add_models = [](megashard::ModelRegistry&
@@ -23,18 +23,18 @@ namespace megashard {
 ///     return &plugin;
 ///   }
 ///
-/// All fields but add_models keep the values that they have when the plugin is compiled: by them
-/// the program knows a plugin that was built against another megashard or another LibTorch.
+/// All fields except add_models keep the values from the plugin's compilation, so that the program detects a plugin
+/// built against another megashard or LibTorch.
 struct ModelPlugin {
-  /// Changes with this struct; read before anything else.
+  /// Changes with this struct. Read before other fields.
   uint32_t version = 1;
   const char* libtorch = TORCH_VERSION;
-  /// Layouts that the plugin and the program share.
+  /// Sizes of structs that plugin and program share.
   size_t arguments_bytes = sizeof(Arguments);
   size_t batch_bytes = sizeof(Batch);
   size_t model_bytes = sizeof(MultiModalModule);
   size_t mixin_bytes = sizeof(FSDP2Mixin);
-  /// Called once, before the model is made.
+  /// Called once before the model is created.
   void (*add_models)(ModelRegistry& models) = nullptr;
 };
 

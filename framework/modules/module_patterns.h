@@ -11,52 +11,49 @@
 
 namespace megashard {
 
-/// A submodule and its path from the model ("model.layers.3"). The model owns it.
+/// A submodule and its path in the model ("model.layers.3"). Owned by the model.
 struct NamedModule {
   std::string path;
   torch::nn::Module* module = nullptr;
 };
 
-/// What one pattern matched, in its order.
+/// Paths that a pattern matched, in its order.
 struct PatternMatch {
   std::string pattern;
   std::vector<std::string> paths;
 };
 
 struct ModuleSelection {
-  std::vector<NamedModule> modules;   ///< of all patterns in order, each module once
-  std::vector<PatternMatch> matches;  ///< by pattern, for the report
+  std::vector<NamedModule> modules;   ///< of all patterns in order, without duplicates
+  std::vector<PatternMatch> matches;  ///< per pattern, for the report
 };
 
-/// A module's path against a pattern of MindSpeed's native route, which may stand for several:
-/// {*} is a number, {0-3,7} one of these, * any text, ? one character.
+/// Matches a path against a pattern of MindSpeed's native route: {*} is a number, {0-3,7} one of these numbers, * any
+/// text, ? one character.
 bool matches_native_pattern(std::string_view pattern, std::string_view path);
 
-/// The same selection by native patterns, in the order of the model. One that matches nothing is an
-/// error, as there.
+/// Selects modules by native patterns, in the order of the model. A pattern without matches is an error, as in
+/// MindSpeed.
 ModuleSelection select_modules_natively(const torch::nn::Module& model, const std::vector<std::string>& patterns,
                                         const std::string& key);
 
-/// Finds the modules that path patterns of the FSDP2 file name. A pattern is a dotted path from the
-/// model's children; its words may be {*} (every index) or {0-20,25} (inclusive ranges, sorted,
-/// once): model.layers.{*}.mlp.experts.{*}. A path that does not exist and ends in a capital name
-/// stands for the modules of that class (package.module.ClassName). `key` is the file's key, for
-/// messages. Throws UsageError for malformed patterns and where the first {*} is on a path that
-/// does not exist or is not a list; a path that matches nothing is told to `sink` with the nearest
-/// name, or thrown when strict.
+/// Selects modules by path patterns of the FSDP2 file. A pattern is a dotted path below the model; its words may be {*}
+/// (every index) or {0-20,25} (inclusive ranges; sorted, without duplicates): model.layers.{*}.mlp.experts.{*}. A path
+/// that does not exist and ends in a capitalised name selects modules of that class (package.module.ClassName). `key`
+/// is the file's key, for messages. Throws UsageError for malformed patterns, and if the parent of the first {*} does
+/// not exist or is not a list. A path without matches is reported to `sink` with the nearest name, or thrown if strict.
 ModuleSelection select_modules(const torch::nn::Module& model, const std::vector<std::string>& patterns,
                                const std::string& key, Strictness strictness, const DiagnosticSink& sink);
 
-/// A module's path in another layout, and here.
+/// (path in another layout, path here)
 using OtherPaths = std::vector<std::pair<std::string, std::string>>;
 
-/// Gives patterns of the file that begin with one of the other paths ours; the first match counts. A pattern whose
-/// first word is a child of the model stays. `sink` is told.
+/// Translates patterns of the file that begin with one of the other paths; the first match is used. Patterns whose
+/// first word is a child of the model are unchanged. Reported to `sink`.
 void translate_patterns(const torch::nn::Module& model, const OtherPaths& paths, Fsdp2Config& config,
                         const DiagnosticSink& sink);
 
-/// Throws UsageErrors with all that select_modules would throw for the file's patterns, of all
-/// keys.
+/// Throws UsageErrors with all errors of select_modules for the patterns of all keys.
 void check_patterns(const torch::nn::Module& model, const Fsdp2Config& config, Strictness strictness);
 
 /// "model.layers.{*} -> 30 modules (model.layers.0 .. model.layers.29)"

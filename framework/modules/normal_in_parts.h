@@ -5,9 +5,9 @@
 
 namespace megashard {
 
-/// tensor.normal_(mean, std, generator) by all of LibTorch's threads: the same numbers, and the generator ends where it
-/// would. False, and nothing is done, where that does not pay (one thread, few numbers) or cannot be (other than
-/// contiguous fp32 on a CPU).
+/// As tensor.normal_(mean, std, generator), with all of LibTorch's threads: same numbers and final generator state.
+/// Returns false and does nothing if it is not faster (one thread, few numbers) or not possible (not contiguous fp32 on
+/// a CPU).
 bool normal_in_parts_(const at::Tensor& tensor, double mean, double std, at::Generator& generator);
 
 }  // namespace megashard

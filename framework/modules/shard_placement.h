@@ -11,24 +11,24 @@
 
 namespace megashard::detail {
 
-/// Where each parameter of a model is cut: along which dimension (shard_placement of the FSDP2 file), and over which
-/// ranks (experts have their own).
+/// Placement of each parameter of a model: the dimension (shard_placement of the FSDP2 file) and the ranks (experts
+/// have their own) over which it is sharded.
 class ShardPlacements {
  public:
-  /// Of the model's ranks, along dimension 0.
+  /// Default: over the model's ranks, along dimension 0.
   explicit ShardPlacements(DeviceMeshPtr mesh = {}) : mesh_(std::move(mesh)) {}
 
   void cut_where_divisible() { divisible_ = true; }
-  /// All parameters of the module that have the dimension.
+  /// Sets the dimension of the module's parameters that have it.
   void cut(const torch::nn::Module& module, int64_t dim);
-  /// The parameters that `which` says are on these ranks.
+  /// Uses `mesh` for parameters selected by `which`.
   void set_other_mesh(DeviceMeshPtr mesh, std::function<bool(const at::Tensor& parameter)> which);
   bool is_on_other_mesh(const at::Tensor& parameter) const { return which_ && which_(parameter); }
   bool has_other_mesh() const { return which_ != nullptr; }
 
-  /// For FullyShardOptions::shard_placement_fn.
+  /// Function for FullyShardOptions::shard_placement_fn.
   ShardPlacement operator()(const at::Tensor& parameter) const;
-  /// Throws UsageError for a parameter whose dimension the ranks do not divide.
+  /// Throws UsageError if the ranks do not divide the parameter's dimension.
   void check(const std::string& name, const at::Tensor& parameter) const;
 
  private:
@@ -36,7 +36,7 @@ class ShardPlacements {
   int64_t dim_of(const at::Tensor& parameter) const;
 
   DeviceMeshPtr mesh_, other_mesh_;
-  std::function<bool(const at::Tensor& parameter)> which_;  // null: none is on other_mesh_
+  std::function<bool(const at::Tensor& parameter)> which_;  // null: no parameter uses other_mesh_
   bool divisible_ = false;
   std::unordered_map<const c10::TensorImpl*, int64_t> dims_;
 };

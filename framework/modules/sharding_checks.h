@@ -13,27 +13,28 @@
 
 namespace megashard::detail {
 
-/// Contradictions and keys without effect in an FSDP2 file, as far as they show only with a model
-/// and its ranks. All throw UsageError, but those that warn.
+/// Checks of an FSDP2 file that need the model and its ranks: contradictions and keys without effect. All throw
+/// UsageError, except the warnings.
 
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// A module that `key` names, which must run hooks.
+/// The module that `key` names; throws unless it runs hooks.
 HookedModule& hooked_module(const NamedModule& named, const std::string& key);
-/// Keys that are known and were changed from their default, but change nothing here.
+/// Warns of known keys with non-default values that have no effect here.
 void warn_of_keys_without_effect(const Fsdp2Config& config, bool on_cpu, const DiagnosticSink& sink);
-/// A number of ranks in reshard_after_forward must divide the `shard` ranks of one copy.
+/// Throws unless the number of ranks in reshard_after_forward divides the `shard` group size.
 void check_reshard(const Fsdp2Config& config, int shard);
-/// What `wrapped` modules, which have the file's policy, return must be of the dtype in which the modules behind them
-/// compute. Of a model under fully_shard.
+/// Throws unless outputs of `wrapped` modules, which use the file's policy, have the dtype in which later modules
+/// compute. Call it after fully_shard.
 void check_output_dtype(const torch::nn::Module& model, const std::vector<NamedModule>& wrapped,
                         const MixedPrecisionPolicy& policy);
-/// On CPUs a batch norm takes weights and running statistics of one dtype only. Of a model under fully_shard.
+/// Throws if weights and running statistics of a batch norm have different dtypes, which CPUs do not support. Call it
+/// after fully_shard.
 void check_batch_norms(const torch::nn::Module& model, const MixedPrecisionPolicy& policy);
-/// Parameters that are neither ignored nor in a unit.
+/// Warns of parameters that are neither ignored nor in a unit.
 void warn_of_whole_parameters(const torch::nn::Module& model, const std::vector<at::Tensor>& ignored,
                               const DiagnosticSink& sink);
-/// Parameters that nothing reduces must not be trained on several ranks.
+/// Throws if parameters whose gradients are not reduced would be trained on several ranks.
 void check_ignored_parameters(const NamedParameters& ignored, const Fsdp2Config& config, int ranks,
                               const DiagnosticSink& sink);
 

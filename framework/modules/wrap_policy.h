@@ -10,25 +10,25 @@
 
 namespace megashard {
 
-/// The modules whose class_name() is one of `classes`, in the order of the model. A class of another
-/// family ("Qwen2Attention") stands for the one that plays its part in the model ("Qwen3Attention"),
-/// which `sink` is told, as where nothing does but other classes match. `key` stands in messages.
-/// Throws UsageError for a class that is misspelt, or where none matches, with the nearest.
+/// The modules whose class_name() is one of `classes`, in the order of the model. A class of another family
+/// ("Qwen2Attention") selects its counterpart in the model ("Qwen3Attention"); this is reported to `sink`, and so is a
+/// class without counterpart if other classes match. `key` is used in messages. Throws UsageError with the nearest name
+/// for a misspelt class, or if none matches.
 std::vector<NamedModule> select_classes(const torch::nn::Module& model, const std::vector<std::string>& classes,
                                         const std::string& key, const DiagnosticSink& sink);
 
-/// The groups that `classes` of experts make, in the order of the model: each module of a class;
-/// for the class that transformers stacks experts in ("PExperts" inside "PSparseMoeBlock"), all
-/// experts of a block together. Of experts on several ranks this rank's. `sink` is told.
+/// Groups of `classes` of experts, in the order of the model: each module of a class; for transformers' class of
+/// stacked experts ("PExperts" inside "PSparseMoeBlock"), all experts of a block together. With expert parallelism only
+/// this rank's. Reported to `sink`.
 std::vector<std::vector<torch::nn::Module*>> expert_groups(const torch::nn::Module& model,
                                                            const std::vector<std::string>& classes,
                                                            const DiagnosticSink& sink);
 
-/// Whether a path ends in the name of the projection to the vocabulary.
+/// True if the last part of the path is the name of the output projection.
 bool is_output_projection(const std::string& path);
 
-/// What becomes a group of its own under ROLL's rules: of `layers` those that contain no other of
-/// them, embeddings that are not tied, and on request the output projection. `sink` is told.
+/// Modules that are separate groups under ROLL's rules: those of `layers` that contain no other of them, untied
+/// embeddings, and on request the output projection. Reported to `sink`.
 std::vector<NamedModule> modules_of_policy(const torch::nn::Module& model, const WrapPolicy& policy,
                                            const std::vector<NamedModule>& layers, const DiagnosticSink& sink);
 
