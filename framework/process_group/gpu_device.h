@@ -6,14 +6,14 @@
 
 namespace megashard {
 
-/// Whether a driver's device files are there: nvidiactl, nvidia<N> of any GPU, or dxg (WSL2).
-/// Costs nothing, where loading the CUDA module costs 350 MB.
+/// True if a driver's device files exist: nvidiactl, nvidia<N> of any GPU, or dxg (WSL2). Cheap, whereas loading the
+/// CUDA module takes 350 MB.
 bool has_gpu_files(const std::filesystem::path& devices = "/dev");
 
-/// Whether this process can use a GPU. Loads the CUDA module where a driver is.
+/// True if this process can use a GPU. Loads the CUDA module if a driver exists.
 bool gpu_present();
 
-/// Of --device: takes the simulated one for kSim. Whether the run has a CUDA device.
+/// Applies --device: installs the simulated device for kSim. Returns true if the run uses a CUDA device.
 bool take_device(DeviceChoice device);
 
 }  // namespace megashard

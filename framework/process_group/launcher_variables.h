@@ -7,24 +7,24 @@
 
 namespace megashard {
 
-/// Value of an environment variable; nullopt when it is not set.
+/// Returns an environment variable; nullopt if unset.
 using GetVariable = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// The variables by which one launcher tells a process its rank. Its name: "environment" (torchrun,
-/// megashard launch), "Open MPI", "MPICH" or "Slurm".
+/// Variables with which a launcher tells a process its rank. Names: "environment" (torchrun, megashard launch), "Open
+/// MPI", "MPICH" or "Slurm".
 struct LauncherVariables {
   const char* launcher;
-  std::vector<const char*> signs;  ///< one of them set: this launcher started the process
+  std::vector<const char*> signs;  ///< if one is set, this launcher started the process
   const char* rank;
   const char* world_size;
   const char* local_rank;
   const char* local_world_size;
-  std::vector<const char*> job;  ///< where the job's identity stands, best first
+  std::vector<const char*> job;  ///< variables with the job's identity, best first
 };
 
-/// Those of the launcher that started this process; null without one. A launcher that runs inside
-/// another's allocation sees the outer variables too, so the inner ones are looked for first:
-/// torchrun's, Open MPI's, MPICH's, Slurm's. An empty variable counts as not set.
+/// The launcher that started this process; null if there is none. A launcher inside another's allocation also sees the
+/// outer variables, so the inner ones are checked first: torchrun's, Open MPI's, MPICH's, Slurm's. Empty variables
+/// count as unset.
 const LauncherVariables* find_launcher(const GetVariable& get);
 
 /// Reads the variables of this process.
