@@ -9,17 +9,15 @@
 namespace megashard {
 
 struct ActivationOffloadOptions {
-  int64_t min_elements = kMinOffloadedElements;  ///< saved tensors of fewer stay
+  int64_t min_elements = kMinOffloadedElements;  ///< saved tensors with fewer elements stay
 };
 
-/// Keeps what autograd saves in the forward of some modules in host memory until backward
-/// (torch.autograd.graph.save_on_cpu; Megatron's --cpu-offloading-num-layers). A storage travels
-/// whole and once, however many views of it are saved. Parameters, buffers and gathered parameters
-/// never travel.
-/// CUDA: pinned memory, a stream for each direction; the host waits for nothing. A module's memory
-/// is free when the next one has run, and backward brings a module's tensors back while the one
-/// after it computes. On a CPU the copies are real too, so it costs memory there instead of saving
-/// it.
+/// Offloads the tensors that autograd saves in some modules' forward to host memory until backward
+/// (torch.autograd.graph.save_on_cpu; Megatron's --cpu-offloading-num-layers). A storage is copied whole and once,
+/// however many views of it are saved. Parameters, buffers and gathered parameters are not copied.
+/// CUDA: uses pinned memory and one stream per direction. Does not block the host. A module's memory is free after the
+/// next module has run; backward prefetches a module's tensors while the next one computes. On a CPU the copies are
+/// real too, so it costs memory instead of saving it.
 class ActivationOffload {
  public:
   explicit ActivationOffload(const ActivationOffloadOptions& options = {});
@@ -27,15 +25,15 @@ class ActivationOffload {
   ActivationOffload(const ActivationOffload&) = delete;
   ActivationOffload& operator=(const ActivationOffload&) = delete;
 
-  /// From now on this module's forward. Around its recompute, if it has one: then the inputs
-  /// travel. Nested modules: the innermost one's forward counts. All modules of a model share one
-  /// object, which knows their order and need not outlive this call.
+  /// Enables offload for this module's forward. It encloses the module's recompute, if any: then the inputs are
+  /// offloaded. Of nested modules the innermost is used. All modules of a model share one object, which tracks their
+  /// order and need not outlive this call.
   void add(HookedModule& module);
 
   struct Traffic {
     int64_t out_bytes = 0;   ///< copied to the host so far
-    int64_t back_bytes = 0;  ///< and back
-    int64_t host_bytes = 0;  ///< there now
+    int64_t back_bytes = 0;  ///< copied back so far
+    int64_t host_bytes = 0;  ///< on the host now
   };
   Traffic traffic() const;
 

@@ -9,16 +9,15 @@
 
 namespace megashard {
 
-/// What Megatron's flags want recomputed and offloaded, by Megatron's names of a model's parts:
-/// "layer" (a whole one), "core_attn", "mlp", "moe" (the experts of a layer and their router),
-/// "attn_norm", "qkv_linear", "attn_proj", "mlp_norm".
+/// Parts of a model that Megatron's flags recompute and offload, by Megatron's names: "layer" (a whole one),
+/// "core_attn", "mlp", "moe" (a layer's experts and router), "attn_norm", "qkv_linear", "attn_proj", "mlp_norm".
 struct ActivationPlan {
   std::vector<std::string> recompute{};
-  std::optional<int64_t> recompute_layers{};  ///< of "layer", the first so many; unset: all
-  bool recompute_towers = false;              ///< those layers of vision towers too that are trained
+  std::optional<int64_t> recompute_layers{};  ///< for "layer": the first ones; unset: all
+  bool recompute_towers = false;              ///< also trained layers of vision towers
   bool recompute_reentrant = false;
   std::vector<std::string> offload{};
-  std::optional<int64_t> offload_layers{};  ///< of "layer"; less than there are
+  std::optional<int64_t> offload_layers{};  ///< for "layer"; fewer than all
   int64_t min_offloaded_elements = kMinOffloadedElements;
 };
 

@@ -10,15 +10,14 @@
 
 namespace megashard {
 
-/// What a forward depends on beside its arguments and parameters: generators and thread state
-/// (autocast and its dtypes). Taken before the first run, and in force while a Replayed lives.
+/// State that a forward depends on besides arguments and parameters: generators and thread state (autocast and its
+/// dtypes). Captured before the first run and restored during a Replayed.
 class CallState {
  public:
   /// With rng: the default CPU generator, those of the inputs' devices, and `generators`.
   CallState(const std::vector<at::Tensor>& inputs, bool rng, const std::vector<at::Generator>& generators);
 
-  /// Puts the state in force on this thread, with grad mode on; what was there before comes back at
-  /// the end.
+  /// Restores the state on this thread, with grad mode on, until it is destroyed.
   class Replayed {
    public:
     explicit Replayed(const CallState& state);

@@ -14,21 +14,20 @@ namespace megashard::detail {
 
 using OperatorList = std::vector<c10::OperatorHandle>;
 
-/// The operators that names mean, by all their overloads that make new tensors: "aten::mm",
-/// "aten.mm.default" and "mm" are the same. "scaled_dot_product_attention" means its fused kernels.
-/// Throws for unknown names, and for those whose outputs cannot be kept, with the reason.
+/// The operators with these names, with all overloads that create tensors: "aten::mm", "aten.mm.default" and "mm" are
+/// equivalent. "scaled_dot_product_attention" is its fused kernels. Throws for unknown names, and with the reason for
+/// operators whose outputs cannot be kept.
 OperatorList operators_named(const std::vector<std::string>& names);
 
-/// Outputs of chosen operators, kept from a region's first run and handed out in order in later
-/// ones, where those operators do not run. Looks at operators below autograd, which therefore
-/// records and saves the same in every run.
+/// Keeps outputs of selected operators from a region's first run and returns them in order in later runs, where those
+/// operators are skipped. Intercepts operators below autograd, which therefore records and saves the same in every run.
 class KeptOutputs {
  public:
-  /// With `rng`, a generator that a kept operator drew from is moved on when it does not run.
+  /// With `rng`, advances a generator when a skipped operator would have drawn from it.
   KeptOutputs(std::string region, std::shared_ptr<const OperatorList> operators, bool rng);
 
-  /// While one lives, this thread's operators pass `outputs`; null: they are left alone. Regions
-  /// nest: an operator that the inner one does not choose passes the outer one.
+  /// While it exists, this thread's operators are intercepted by `outputs`; null: not. Regions nest: an operator that
+  /// the inner region does not select is passed to the outer one.
   class Run {
    public:
     enum class Kind { kFirst, kAgain };
@@ -36,9 +35,9 @@ class KeptOutputs {
     ~Run();
     Run(const Run&) = delete;
     Run& operator=(const Run&) = delete;
-    /// Throws if the run, which reached its end, asked for fewer outputs than are kept.
+    /// Throws if a complete run requested fewer outputs than were kept.
     void finish() const;
-    /// For the dispatcher: false if this run leaves the operator alone.
+    /// For the dispatcher. Returns false if the operator is not intercepted.
     bool take(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
    private:
@@ -56,7 +55,7 @@ class KeptOutputs {
     c10::OperatorHandle op;
     std::vector<c10::IValue> values;
     std::vector<uint32_t> versions;  // of the tensors in `values`, in order
-    at::Generator generator;         // undefined: it drew nothing
+    at::Generator generator;         // undefined: nothing was drawn
     at::Tensor generator_after;
     bool given_away = false;
   };

@@ -11,7 +11,7 @@
 
 namespace megashard::detail {
 
-/// The streams of one device's offload; none on a CPU, where copies are done when they return.
+/// Streams of a device's offload; none on a CPU, where copies are synchronous.
 struct OffloadStreams {
   explicit OffloadStreams(c10::Device device);
 
@@ -28,7 +28,7 @@ struct OffloadCounts {
   std::atomic<int64_t> host_bytes = 0;
 };
 
-/// What a saved tensor was, over its storage.
+/// Geometry of a saved tensor over its storage.
 struct TensorGeometry {
   explicit TensorGeometry(const at::Tensor& tensor);
   at::Tensor over(const c10::Storage& storage) const;
@@ -39,11 +39,11 @@ struct TensorGeometry {
   caffe2::TypeMeta dtype;
 };
 
-/// Throws, as autograd does without hooks, if a saved tensor has another version now.
+/// Throws, as autograd does without hooks, if a saved tensor's version has changed.
 void check_unchanged(c10::IntArrayRef sizes, int64_t saved_version, int64_t version);
 
-/// A storage as it was when autograd saved a tensor over it, in host memory; and, around the times
-/// when it is needed, on the device. One thread at a time.
+/// A storage at the time when autograd saved a tensor over it, in host memory and, while needed, on the device. Not
+/// thread-safe.
 class OffloadedStorage {
  public:
   /// Starts the copy to the host.
@@ -52,14 +52,13 @@ class OffloadedStorage {
   OffloadedStorage(const OffloadedStorage&) = delete;
   OffloadedStorage& operator=(const OffloadedStorage&) = delete;
 
-  void add_reader() { ++readers_; }  ///< one more saved tensor
-  /// Gives the device memory back to its allocator: what the current stream does from now on runs
-  /// after the copy.
+  void add_reader() { ++readers_; }  ///< counts one more saved tensor
+  /// Frees the device memory. Later work on the current stream runs after the copy.
   void let_go();
   /// Starts the copy to the device, unless the tensor is still there.
   void fetch();
-  /// A saved tensor for the current stream. After the last reader's, the device copy is dropped.
-  /// Throws if it was changed in place while it was still there, maybe before the copy had left.
+  /// Returns a saved tensor for the current stream. The last reader's call drops the device copy. Throws if the tensor
+  /// was changed in place while it was on the device, since the copy may not have finished.
   at::Tensor take(const TensorGeometry& geometry);
 
  private:
@@ -67,12 +66,12 @@ class OffloadedStorage {
 
   OffloadStreams& streams_;
   OffloadCounts& counts_;
-  at::Tensor source_;  // until let_go
+  at::Tensor source_;  // until let_go()
   const int64_t version_;
-  int64_t left_at_version_;  // when let_go
+  int64_t left_at_version_;  // at let_go()
   at::Tensor host_;          // uint8 [bytes]
   StreamEvent copied_;
-  at::Tensor device_;  // uint8 [bytes], from fetch to the last take
+  at::Tensor device_;  // uint8 [bytes], from fetch() to the last take()
   StreamEvent fetched_;
   int64_t readers_ = 0;
   int64_t taken_ = 0;

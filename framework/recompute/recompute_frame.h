@@ -14,15 +14,14 @@
 
 namespace megashard::detail {
 
-/// A forward that can be run again: its body, its inputs as autograd saves them, and its state.
+/// A forward that can be repeated: its body, its inputs as saved by autograd, and its state.
 class RepeatableCall {
  public:
-  /// `owner` keeps the module alive as long as its graph, as parameters in a plain graph are.
+  /// `owner` keeps the module alive as long as its graph, like parameters in a plain graph.
   RepeatableCall(std::string module, std::shared_ptr<void> owner, ForwardRunner::Body body,
                  const std::vector<at::Tensor>& inputs, const RecomputeOptions& options);
 
-  /// The inputs cut from their graph, with their requires_grad. Throws if one was changed in place
-  /// since.
+  /// Detached inputs with their requires_grad. Throws if one was changed in place.
   std::vector<at::Tensor> detached_inputs() const;
   const ForwardRunner::Body& body() const { return body_; }
   const CallState& state() const { return state_; }
@@ -32,18 +31,17 @@ class RepeatableCall {
   std::string module_;
   std::shared_ptr<void> owner_;
   ForwardRunner::Body body_;
-  // Saved under the hooks of the recompute around this one, if any: then they are not kept, but
-  // computed again too.
+  // Saved under the hooks of an enclosing recompute, if any: then they are recomputed too.
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::vector<bool> defined_;
   CallState state_;
 };
 
-/// One call of a module under non-reentrant recompute: stands for every tensor that autograd saved
-/// in it. Kept alive by the graph; threads of a backward may ask it at once.
+/// One call of a module under non-reentrant recompute; provides every tensor that autograd saved in it. Kept alive by
+/// the graph. Thread-safe for the threads of a backward.
 class RecomputeFrame : public SavedTensorProvider, public std::enable_shared_from_this<RecomputeFrame> {
  public:
-  /// `kept`: outputs of operators that run in the first run only; null: there are none.
+  /// `kept`: outputs of operators that run only in the first run; null: none.
   RecomputeFrame(RepeatableCall call, bool early_stop, std::unique_ptr<KeptOutputs> kept)
       : call_(std::move(call)), early_stop_(early_stop), kept_(std::move(kept)) {}
 
@@ -52,9 +50,9 @@ class RecomputeFrame : public SavedTensorProvider, public std::enable_shared_fro
 
  private:
   struct Slot;     // one saved tensor, by its position in the order of saving
-  class Dropped;   // hooks of the first run: drop the tensor, ask the frame for it in backward
+  class Dropped;   // hooks of the first run: drop the tensor, fetch it from the frame in backward
   class Recorder;  // provider of the second run: fills slots by position
-  class Recorded;  // its hooks
+  class Recorded;  // hooks of Recorder
 
   at::Tensor fetch(Slot& slot);
   void run_again(int64_t backward);
@@ -62,7 +60,7 @@ class RecomputeFrame : public SavedTensorProvider, public std::enable_shared_fro
   RepeatableCall call_;
   bool early_stop_;
   std::unique_ptr<KeptOutputs> kept_;
-  std::vector<std::weak_ptr<Slot>> slots_;  // expired: the graph no longer needs it
+  std::vector<std::weak_ptr<Slot>> slots_;  // expired: not needed by the graph
   std::mutex one_at_a_time_;
 };
 
