@@ -10,8 +10,8 @@
 #include "parallel/device/signals_held.h"
 
 namespace at::native {
-/// result = beta result + alpha mat1 mat2, by oneDNN: exported by LibTorch, in no header of it. Weak: null where a
-/// LibTorch lacks it.
+/// result = beta result + alpha mat1 mat2, with oneDNN. LibTorch exports it without a header. Weak: null if a LibTorch
+/// lacks it.
 __attribute__((weak)) void mkldnn_matmul(const Tensor& mat1, const Tensor& mat2, const Tensor& result, float beta,
                                          float alpha);
 }  // namespace at::native
@@ -19,7 +19,7 @@ __attribute__((weak)) void mkldnn_matmul(const Tensor& mat1, const Tensor& mat2,
 namespace megashard {
 namespace {
 
-/// Below, looking up a kernel of oneDNN takes longer than MKL's product.
+/// For fewer multiplications, looking up a oneDNN kernel takes longer than MKL's product.
 constexpr int64_t kFewestProducts = 1'000'000;
 
 void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, double beta, double alpha) {
@@ -27,7 +27,7 @@ void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& 
   at::native::mkldnn_matmul(a, b, result, static_cast<float>(beta), static_cast<float>(alpha));
 }
 
-/// Not where ONEDNN_MAX_CPU_ISA forbids it.
+/// False if ONEDNN_MAX_CPU_ISA disables it.
 bool onednn_multiplies() {
   try {
     const at::Tensor one = at::ones({1, 1}, at::kFloat);
@@ -50,7 +50,7 @@ bool cpu_has_slow_mkl() {
 
 using Product = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, double);
 
-/// An operator, so that the simulated device sees what it reads and writes.
+/// An operator, so that the simulated device tracks its reads and writes.
 const DispatchedOperator<Product>& product_operator() {
   static const DispatchedOperator<Product> product("megashard::matrix_product");
   return product;

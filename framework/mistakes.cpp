@@ -12,7 +12,7 @@ namespace megashard {
 
 namespace {
 
-/// A misspelt flag stands before what is missing for it.
+/// Sorts misspelt flags before messages about missing ones.
 std::vector<std::string> sorted(std::vector<std::string> messages) {
   std::ranges::sort(messages, {}, [](const std::string& message) {
     return std::pair(!message.starts_with("unknown flag "), message);
