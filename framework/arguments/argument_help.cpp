@@ -36,13 +36,13 @@ std::string lower_with_dashes(std::string text) {
   return text;
 }
 
-/// Of the options that are `wanted`: those that are used and `shown`, by group; then those that are accepted without
-/// effect and those that are refused, by reason.
+/// Help for the `wanted` options: used and `shown` ones by group, then those without effect and refused ones, by
+/// reason.
 std::string help_of(const std::function<bool(const Option&)>& wanted, const std::function<bool(const Option&)>& shown) {
   const Arguments defaults;
   std::string text, group;
-  std::vector<std::string> reasons[2];                    // in the table's order
-  std::map<std::string, std::vector<std::string>> of[2];  // the flags of a reason
+  std::vector<std::string> reasons[2];                    // in the order of the table
+  std::map<std::string, std::vector<std::string>> of[2];  // flags with that reason
   const auto list = [&](int which, const std::string& reason, const std::string& what) {
     auto& flags = of[which][reason];
     if (flags.empty()) reasons[which].push_back(reason);

@@ -74,7 +74,7 @@ ArgumentValue parse_words(const Option& option, const std::vector<std::string>& 
       if (words.front() != "true" && words.front() != "false") {
         wrong_type(option, "no value (or true / false)", words.front());
       }
-      // A switch that is spelt out as false leaves the field at its default.
+      // A switch set to false explicitly keeps the field's default.
       return (words.front() == "true") == option.switch_value;
     case ValueType::kInteger:
       return integer(option, words.front());
@@ -97,7 +97,7 @@ void check_count(const Option& option, const std::vector<std::string>& words) {
   const auto count = static_cast<int>(words.size());
   const bool any = option.nargs == Option::kAnyNumber;
   const bool is_list = option.type == ValueType::kIntegers || option.type == ValueType::kTexts;
-  const bool one_of_many = any && !is_list && option.status == OptionStatus::kUsed;  // Megatron would take a list
+  const bool one_of_many = any && !is_list && option.status == OptionStatus::kUsed;  // Megatron accepts a list
   if (one_of_many && count > 1)
     throw UsageError(option.flag + " takes one value here, got " + std::to_string(count) + ".");
   if (any && (count > 0 || option.status == OptionStatus::kWithoutEffect)) return;
@@ -123,7 +123,7 @@ void check_word(const Option& option, const std::string& word) {
                    ", got \"" + word + "\"" + suggestion + (suggestion.empty() ? "." : ""));
 }
 
-/// Numbers count as such: 0 is 0.0.
+/// Compares numbers by value: 0 equals 0.0.
 bool is_allowed(const Option& option, const std::vector<std::string>& words) {
   const auto allowed = parse_number(option.allowed_value);
   return !option.allowed_value.empty() && !words.empty() &&
@@ -221,7 +221,7 @@ void set_option(const Option& option, const YamlValue& value, Arguments& argumen
     if (const auto given = arguments.given.find(option.name); given != arguments.given.end())
       given->second = c10::str(value.source, ":", value.node.Mark().line + 1);
   } catch (const UsageError& error) {
-    const bool is_flag = find_option(value.key) == &option || option.name == value.key;  // which the error names
+    const bool is_flag = find_option(value.key) == &option || option.name == value.key;  // the error names the flag
     throw UsageError(yaml_place(value.source, value.node) + (is_flag ? "" : value.key + ": ") + error.what());
   }
 }

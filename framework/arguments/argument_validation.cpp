@@ -40,7 +40,7 @@ void derive_network(Arguments& arguments) {
 
 void validate_arguments(Arguments& arguments, const RunEnvironment& environment, const DiagnosticSink& sink,
                         Mistakes rules) {
-  std::vector<std::pair<Severity, std::string>> notices;  // for a run that starts
+  std::vector<std::pair<Severity, std::string>> notices;  // for runs that start
   const DiagnosticSink later = [&](Severity severity, const std::string& message) {
     notices.emplace_back(severity, message);
   };
@@ -48,7 +48,7 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
   detail::check_model_source(arguments, rules);
   detail::check_precision(arguments, rules);
   take_synonyms(arguments, rules);
-  // Sizes come from config.json, or are the model's own business.
+  // Sizes come from config.json, or belong to the plugin's model.
   if (!arguments.hf_model && !arguments.is_own_model()) detail::derive_network_sizes(arguments, rules);
   detail::check_network(arguments, rules);
   detail::check_experts(arguments, rules);

@@ -23,7 +23,7 @@ std::string why_missing(const fs::path& path) {
   return "there is no such file";
 }
 
-/// What is wrong with the path; empty: nothing that can be seen from outside.
+/// The problem of the path; empty if there is none that its status shows.
 std::string fault_of(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);

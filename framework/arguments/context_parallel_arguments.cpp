@@ -15,15 +15,15 @@ using std::to_string;
 constexpr const char* kUlysses = "ulysses_cp_algo";
 constexpr const char* kRing = "megatron_cp_algo";
 constexpr const char* kHybrid = "hybrid_cp_algo";
-constexpr const char* kGatheredKeys = "kvallgather_cp_algo";  // whose numbers are the ring's
+constexpr const char* kGatheredKeys = "kvallgather_cp_algo";  // numerically equal to the ring
 
-/// MindSpeed's name of what Megatron's flag says. Of all_gather the numbers are those of a ring.
+/// MindSpeed's name of Megatron's setting. all_gather is numerically equal to a ring.
 const char* algorithm_of(const std::string& comm_type) {
   if (comm_type == "a2a") return kUlysses;
   return comm_type == "a2a+p2p" ? kHybrid : kRing;
 }
 
-/// One way for all layers, by MindSpeed's name. False: there is a mistake.
+/// Sets one algorithm for all layers, by MindSpeed's name. Returns false after a mistake.
 bool derive_algorithm(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules) {
   const auto& types = arguments.cp_comm_type;
   auto& algorithm = arguments.context_parallel_algo;
@@ -50,7 +50,7 @@ bool derive_algorithm(Arguments& arguments, const DiagnosticSink& sink, Mistakes
   return true;
 }
 
-/// How many of a sequence's ranks share its heads; the others are places of a ring. False: there is a mistake.
+/// Sets the number of a sequence's ranks that share its heads; the others form a ring. Returns false after a mistake.
 bool derive_sharing_of_heads(Arguments& arguments, Mistakes& rules) {
   const int64_t ranks = arguments.context_parallel_size;
   auto& sharing = arguments.ulysses_degree_in_cp;
@@ -111,12 +111,12 @@ void add_context_parallel_options(std::vector<Option>& rows) {
 }
 
 void validate_context_parallel(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules) {
-  if (arguments.context_parallel_size <= 1) {  // nobody shares, whatever is said of it
+  if (arguments.context_parallel_size <= 1) {  // the settings have no effect with one rank
     arguments.ulysses_degree_in_cp.reset();
     return;
   }
   if (!derive_algorithm(arguments, sink, rules) || !derive_sharing_of_heads(arguments, rules)) return;
-  if (arguments.skip_train) return;  // infer fills texts up
+  if (arguments.skip_train) return;  // infer pads texts
   const int64_t length = arguments.seq_length.value_or(0), multiple = arguments.sequence_multiple();
   rules.require(length % multiple == 0,
                 "--seq-length " + to_string(length) + " is not divisible by " + to_string(multiple) +

@@ -135,11 +135,11 @@ int64_t tokens_in(const std::string& vocab_file) {
 }
 
 void derive_vocabulary(Arguments& arguments, Mistakes& rules) {
-  if (arguments.hf_model) return;  // config.json has the vocabulary, which is never padded
+  if (arguments.hf_model) return;  // config.json has the vocabulary size, which is never padded
   if (arguments.vocab_file && !arguments.vocab_size) {
     if (!rules.attempt([&] { arguments.vocab_size = tokens_in(*arguments.vocab_file); })) return;
   }
-  if (arguments.is_own_model() && !arguments.vocab_size) return;  // the model has it
+  if (arguments.is_own_model() && !arguments.vocab_size) return;  // the plugin's model knows it
   const bool given =
       rules.require(arguments.vocab_size.has_value(),
                     "--vocab-size is missing; give the number of tokens, or --hf-model DIR with a config.json.");

@@ -12,7 +12,7 @@ KeyNote note_of(const YamlValue& value, KeyNote::Use use, std::string text) {
   return {value.source, value.node.Mark().line + 1, value.key, use, std::move(text)};
 }
 
-/// Without the place, which the note has.
+/// A note of the error without its place, which the note has.
 KeyNote refusal_of(const YamlValue& value, const UsageError& error) {
   std::string text = error.what();
   if (const auto place = yaml_place(value.source, value.node); text.starts_with(place)) text.erase(0, place.size());
@@ -26,7 +26,7 @@ std::string as_written(const YAML::Node& node) {
   return line.c_str();
 }
 
-/// "--lr 1e-05 --seed 3": what is given or has another value than before.
+/// "--lr 1e-05 --seed 3": options that were given or changed.
 std::string changes(const Arguments& before, const Arguments& after) {
   std::vector<std::string> flags;
   for (const auto& option : option_table()) {

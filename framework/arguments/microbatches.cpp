@@ -28,7 +28,7 @@ void check_ramp(const MicrobatchOptions& options) {
   }
 }
 
-/// The ramp's batch after so many samples.
+/// Batch size of the ramp after `consumed_samples`.
 int64_t wanted_batch(const MicrobatchOptions& options, int64_t consumed_samples) {
   const auto& ramp = options.rampup;
   if (ramp.empty() || consumed_samples > ramp[2]) return options.global_batch_size;
@@ -42,7 +42,7 @@ int64_t samples_of_microbatch(const MicrobatchOptions& options) {
   return options.micro_batch_size * options.data_parallel_size;
 }
 
-/// The wanted batch, rounded down to what can be divided, though never to nothing.
+/// The wanted batch size, rounded down to a divisible one, but at least one microbatch per rank.
 int64_t batch_after(const MicrobatchOptions& options, int64_t consumed_samples) {
   const int64_t each = samples_of_microbatch(options);
   return std::max<int64_t>(1, wanted_batch(options, consumed_samples) / each) * each;

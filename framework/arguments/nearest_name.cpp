@@ -38,7 +38,7 @@ int64_t edit_distance(std::string_view from, std::string_view to, int64_t most) 
     }
     std::swap(before, above);
     std::swap(above, row);
-    // Later rows come from these two.
+    // Later rows depend on these two only.
     if (smallest_of(above) > most && smallest_of(before) > most) return most + 1;
   }
   return above[to.size()];
@@ -46,7 +46,7 @@ int64_t edit_distance(std::string_view from, std::string_view to, int64_t most) 
 
 namespace {
 
-/// Whether `name` is a negation of what `positive` says; both without hyphens.
+/// True if `name` is a negation of `positive`; both without hyphens.
 bool negates(const std::string& name, const std::string& positive) {
   constexpr std::array<std::string_view, 5> kNegations = {"no_", "not_", "without_", "disable_", "un"};
   return std::any_of(kNegations.begin(), kNegations.end(), [&](std::string_view negation) {
@@ -55,7 +55,7 @@ bool negates(const std::string& name, const std::string& positive) {
     if (negation == "un") return positive.starts_with(rest.substr(0, 3));
     const auto bare = negation.substr(0, negation.size() - 1);
     if (!positive.starts_with(bare)) return true;
-    // "nosave" negates too, "normal" does not.
+    // "nosave" is a negation, "normal" is not.
     const auto tail = std::string_view(positive).substr(bare.size());
     const auto most = static_cast<int64_t>(name.size());
     return edit_distance(positive, rest, most) < edit_distance(tail, rest, most);
@@ -74,10 +74,10 @@ std::optional<std::string> nearest_name(std::string_view name, const std::vector
     const std::string text = bare_name(candidate);
     const bool contained = (wanted.size() >= kShortestPart && text.find(wanted) != text.npos) ||
                            (text.size() >= kShortestPart && wanted.find(text) != wanted.npos);
-    // A forgotten prefix is a small slip.
+    // A missing prefix is a small mistake.
     const auto distance = contained ? (length_difference(wanted, text) + 2) / 3 : edit_distance(wanted, text, allowed);
     if (distance > allowed || negates(wanted, text) || negates(text, wanted)) continue;
-    allowed = distance - 1;  // the next one must be nearer
+    allowed = distance - 1;  // later candidates must be nearer
     nearest = &candidate;
   }
   return nearest == nullptr ? std::nullopt : std::optional(*nearest);

@@ -11,7 +11,7 @@ namespace {
 using A = Arguments;
 using std::to_string;
 
-/// Rotary positions turn channels in pairs.
+/// Rotary position embeddings rotate pairs of channels.
 void check_rotary(const Arguments& arguments, Mistakes& rules) {
   rules.require(!arguments.rotary_seq_len_interpolation_factor || !arguments.use_rope_scaling,
                 "--rotary-seq-len-interpolation-factor and --use-rope-scaling exclude each other; "

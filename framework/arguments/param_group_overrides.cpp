@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kForm = "; give PATTERN:SETTING=NUMBER,..., as in \"*.norm.weight:wd_mult=0,lr_mult=0.1\"";
 
-/// Of a setting of that name; null: there is none.
+/// The setting with that name; null if unknown.
 std::optional<double>* find_setting(ParamGroupOverride& settings, const std::string& name) {
   if (name == "lr_mult") return &settings.lr_mult;
   if (name == "wd_mult") return &settings.wd_mult;

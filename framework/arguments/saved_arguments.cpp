@@ -36,7 +36,7 @@ Value to_value(const ArgumentValue& value) {
       value);
 }
 
-/// None unless all items are of that type.
+/// A list of items of one type; None if any item has another type.
 template <class T>
 ArgumentValue to_list(const std::vector<Value>& items) {
   std::vector<T> list;
@@ -59,7 +59,7 @@ ArgumentValue to_argument(const Value& value) {
                                                           : to_list<std::string>(list->items);
 }
 
-/// Options whose value is known on both sides and differs: visit(option, ours, theirs).
+/// Calls visit(option, ours, theirs) for options that both sides know and that differ.
 template <class Visit>
 void for_each_difference(const Arguments& arguments, const ArgumentRecord& saved, const Visit& visit) {
   for (const auto& [name, ours] : argument_values(arguments)) {
@@ -90,7 +90,7 @@ std::string remedy(const Option& option, const ArgumentValue& theirs, const Argu
          ", or --use-checkpoint-args";
 }
 
-/// What is wrong with the bytes of a step's args; empty: nothing.
+/// Damage of the bytes of a step's args; empty if none.
 std::string damage_of_args(const std::string& folder) {
   std::string damage;
   try {
@@ -137,7 +137,7 @@ void check_checkpoint_arguments(const Arguments& arguments, const ArgumentRecord
   Mistakes mistakes;
   for_each_difference(
       arguments, saved, [&](const Option& option, const ArgumentValue& ours, const ArgumentValue& theirs) {
-        const bool is_told = arguments.hf_model && !mistakes.none();  // which model it is, one of them says
+        const bool is_told = arguments.hf_model && !mistakes.none();  // the model differs, which one message reports
         if (is_told || !must_match(option, arguments)) return;
         mistakes.add("the checkpoint " + folder + " has " + option.name + " " + argument_text(theirs) +
                      ", and this run has " + argument_text(ours) + ": " + remedy(option, theirs, arguments) + ".");
@@ -168,7 +168,7 @@ void take_checkpoint_arguments(Arguments& arguments, const DiagnosticSink& sink)
   value_errors_are_mistakes([&] {
     step = find_step(resolve_best_step(*arguments.load), nullptr,
                      {.ckpt_step = arguments.ckpt_step,
-                      .depth = VerifyDepth::kSizes,  // the ranks read the rest together
+                      .depth = VerifyDepth::kSizes,  // the ranks verify the bytes together later
                       .further_damage = damage_of_args});
   });
   if (!step) {

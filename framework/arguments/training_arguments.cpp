@@ -76,7 +76,7 @@ void require_absent(Mistakes& rules, bool given, const std::string& flag, const 
                             "sequences (--train-samples).");
 }
 
-/// An evaluation has no length, batch or rate to ask for: it goes on from a checkpoint, if any.
+/// An evaluation needs no length, batch size or learning rate; it uses a checkpoint, if any.
 void leave_training_out(Arguments& arguments) {
   if (!arguments.skip_train) return;
   if (!arguments.train_iters && !arguments.train_samples) arguments.train_iters = 1;
@@ -111,7 +111,7 @@ void check_batches(Arguments& arguments, Mistakes& rules) {
     arguments.global_batch_size = *arguments.micro_batch_size * arguments.data_parallel_size;
   }
   const auto options = microbatch_options(arguments);
-  // A checkpoint may be beyond its ramp, or beyond the part that these ranks cannot share.
+  // A checkpoint may be after the ramp, or after the batch sizes that are not divisible by these ranks.
   const bool ramp_may_be_over = arguments.load && !arguments.rampup_batch_size.empty();
   const bool divisible =
       rules.attempt([&] { Microbatches(options, ramp_may_be_over ? std::numeric_limits<int64_t>::max() : 0); });

@@ -23,7 +23,7 @@ class DuplicateKeys {
  private:
   void find(const YAML::Node& node) {
     if (!node.IsMap() && !node.IsSequence()) return;
-    if (!seen_.insert(node.Mark().pos).second) return;  // an alias: once is enough
+    if (!seen_.insert(node.Mark().pos).second) return;  // an alias of a node that was checked
     if (node.IsSequence()) {
       for (const auto& item : node) find(item);
       return;
@@ -41,12 +41,12 @@ class DuplicateKeys {
 
   const std::string& source_;
   Mistakes mistakes_;
-  std::set<int> seen_;  // where nodes begin
+  std::set<int> seen_;  // positions of checked nodes
 };
 
-constexpr int kDeepest = 8;  // of names that stand for names
+constexpr int kDeepest = 8;  // nesting of references
 
-/// The node that "a.b" names; undefined: none.
+/// The node at path "a.b"; undefined if there is none.
 YAML::Node node_named(const YAML::Node& map, const std::string& name) {
   if (!map.IsMap()) return YAML::Node(YAML::NodeType::Undefined);
   const auto dot = name.find('.');
