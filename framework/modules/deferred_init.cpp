@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
-// The tape that the dispatcher's fallback finds: a guard's, for its own thread.
+// The tape for the dispatcher's fallback, set by a guard for its thread.
 thread_local Tape* recording_tape = nullptr;
 
 void record_on_tape(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -37,8 +37,7 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
 
 }  // namespace
 
-/// A module's tensor as it was when captured. The tensor handle keeps the TensorImpl, by which it
-/// is found again.
+/// A module's tensor when captured. The handle keeps the TensorImpl alive, which identifies it.
 struct Captured {
   at::Tensor tensor;
   std::string name;
@@ -46,7 +45,7 @@ struct Captured {
   TapeTensor recorded;
 };
 
-/// A tape, and which module tensors stand on it.
+/// A tape and the module tensors recorded on it.
 struct InitRecording {
   Tape tape;
   std::vector<Captured> captured;
@@ -67,8 +66,7 @@ std::string label(const Captured& entry) {
                   c10::IntArrayRef(entry.recorded.sizes));
 }
 
-/// Which captured tensors to hand out, in the module's order; complains of those that have no
-/// values.
+/// Indices of captured tensors to materialise, in the module's order. Throws if some have no values.
 std::vector<size_t> choose(const InitRecording& recording, const torch::nn::Module& module,
                            const InitTape::Options& options) {
   std::vector<size_t> chosen;
@@ -77,7 +75,7 @@ std::vector<size_t> choose(const InitRecording& recording, const torch::nn::Modu
     if (!tensor.defined() || !tensor.is_meta()) return;
     const size_t index = recording.by_identity.at(tensor.unsafeGetTensorImpl());
     const auto& entry = recording.captured[index];
-    if (std::find(chosen.begin(), chosen.end(), index) != chosen.end()) return;  // tied
+    if (std::find(chosen.begin(), chosen.end(), index) != chosen.end()) return;  // tied weights
     if (!recording.tape.made(entry.recorded.key())) {
       unknown += (unknown.empty() ? "" : ", ") + label(entry);
     } else if (!options.allow_unset && !recording.tape.is_set(entry.recorded.key())) {
@@ -185,7 +183,7 @@ DeferredInit::~DeferredInit() {
 void become(at::Tensor& target, const at::Tensor& value) {
   const c10::InferenceMode not_inference(false);
   target.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
-  // An accumulator that was made for the meta tensor would refuse the new gradients.
+  // A gradient accumulator created for the meta tensor would reject the new gradients.
   if (target.requires_grad() && target.is_leaf()) torch::autograd::impl::set_grad_accumulator(target, {});
 }
 

@@ -15,7 +15,7 @@ bool name_is_one_of(const c10::OperatorHandle& op, std::initializer_list<std::st
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// A meta tensor of the same geometry, for meta kernels that get a real tensor beside meta ones.
+/// A meta tensor of the same geometry, for meta kernels that receive real and meta tensors.
 at::Tensor meta_twin(const at::Tensor& real) {
   if (!real.defined() || real.is_meta() || real.unsafeGetTensorImpl()->is_wrapped_number()) return real;
   return at::Tensor(at::detail::empty_strided_meta(real.sizes(), real.strides(), real.scalar_type()));

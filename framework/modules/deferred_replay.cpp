@@ -14,9 +14,8 @@
 namespace megashard::detail {
 namespace {
 
-/// For operations without a generator argument (rand, randperm, dropout): the default generator
-/// continues `generator` while one lives. Replays of other threads wait; code that draws from the
-/// default generator directly does not.
+/// While it exists, the default generator continues `generator`, for operations without a generator argument (rand,
+/// randperm, dropout). Replays on other threads wait; code that uses the default generator directly does not.
 class DefaultGeneratorSwap {
  public:
   explicit DefaultGeneratorSwap(at::Generator& generator)
@@ -113,7 +112,7 @@ void Replay::call_drawing(const c10::OperatorHandle& op, int track, int generato
     if (op.operator_name() == c10::OperatorName{"aten::normal_", ""} &&
         normal_in_parts_(stack[base].toTensor(), stack[base + 1].toDouble(), stack[base + 2].toDouble(),
                          generators_[track])) {
-      stack.erase(stack.end() - 3, stack.end());  // the tensor is the result
+      stack.erase(stack.end() - 3, stack.end());  // the tensor remains as the result
       return;
     }
     stack[base + generator_argument] = c10::IValue(generators_[track]);
@@ -125,7 +124,7 @@ void Replay::call_drawing(const c10::OperatorHandle& op, int track, int generato
 }
 
 void Replay::run(const Record& record) {
-  const c10::InferenceMode not_inference(false);  // an inference tensor could never be trained
+  const c10::InferenceMode not_inference(false);  // inference tensors cannot be trained
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (const auto key : record.overwrites) {
     if (live_.count(key) == 0) {

@@ -19,7 +19,7 @@ bool contains(const std::vector<StorageKey>& keys, StorageKey key) {
 
 }  // namespace
 
-/// An operator call, looked at.
+/// Analysis of an operator call.
 struct Tape::Call {
   Call(const c10::OperatorHandle& handle, const torch::jit::Stack& stack)
       : op(handle), name(c10::toString(handle.operator_name())) {
@@ -41,7 +41,7 @@ struct Tape::Call {
       });
     }
     draws |= generator >= 0;
-    // options() of a deferred tensor say meta where an ordinary construction says CPU.
+    // options() of a deferred tensor say meta, where ordinary construction says CPU.
     if (device >= 0 && arguments[device].isDevice() && arguments[device].toDevice().is_meta()) {
       arguments[device] = c10::Device(c10::kCPU);
     }
@@ -135,7 +135,7 @@ void Tape::run_on_meta(Call& call, torch::jit::Stack& stack) {
   } catch (const c10::NotImplementedError&) {
     if (!in_place) return run_now(call, stack);
     if (schema.returns().size() > 1) throw;
-    on_meta.clear();  // an in-place operation needs no meta kernel: it returns what it was given
+    on_meta.clear();  // an in-place operation needs no meta kernel: it returns its argument
     if (schema.returns().size() == 1) on_meta.push_back(call.arguments[call.first_written]);
   } catch (const c10::Error&) {
     if (in_place) throw;
@@ -143,7 +143,7 @@ void Tape::run_on_meta(Call& call, torch::jit::Stack& stack) {
                    stack);  // the value may matter, or the call is wrong: the CPU kernel knows
   }
   if (call.dtype >= 0 && !call.has_meta && call.arguments[call.dtype].isNone() && on_meta.back().isTensor()) {
-    call.arguments[call.dtype] = on_meta.back().toTensor().scalar_type();  // the default dtype may change until then
+    call.arguments[call.dtype] = on_meta.back().toTensor().scalar_type();  // the default dtype may change
   }
   record(call, on_meta);
   stack.resize(stack.size() - schema.arguments().size());
@@ -205,14 +205,13 @@ void Tape::record(const Call& call, const torch::jit::Stack& results) {
   records_.push_back(std::move(entry));
 }
 
-/// Computes a call whose values matter now (item(), nonzero, randperm, a real tensor changed by
-/// deferred ones) on real tensors, from as much of the tape as it needs. Its results are real and
-/// no longer concern the tape.
+/// Computes a call whose values are needed now (item(), nonzero, randperm, deferred tensors written to a real one) on
+/// real tensors, replaying as much of the tape as necessary. Its results are real and not recorded.
 void Tape::run_now(const Call& call, torch::jit::Stack& stack) {
   std::unordered_set<StorageKey> wanted;
   std::vector<TapeValue> recorded;
   for (size_t i = 0; i < call.arguments.size(); ++i) {
-    // Real tensors go in as they are; only meta ones are looked up.
+    // Real tensors are passed unchanged; meta ones are looked up.
     recorded.push_back(call.is_written(i) && !call.has_meta ? TapeValue(call.arguments[i])
                                                             : describe(call.arguments[i], call.name));
     check_known(recorded[i], call.name);
@@ -228,8 +227,8 @@ void Tape::run_now(const Call& call, torch::jit::Stack& stack) {
     tracks_[track].observe();
     draws[track] = !tracks_[track].pending.defined();
   }
-  // What the values need of a generator is drawn to the tape's end, and the state noted: no later
-  // call draws it again.
+  // Draws all recorded numbers of the generators involved and stores their state, so that no later call draws them
+  // again.
   auto steps = plan(wanted, draws);
   for (const auto& step : steps) {
     const int drawn = records_[step.record].track;
@@ -265,7 +264,7 @@ void Tape::run_now(const Call& call, torch::jit::Stack& stack) {
 }
 
 std::vector<Step> Tape::plan(const std::unordered_set<StorageKey>& wanted, std::vector<bool> draws) const {
-  auto live = wanted;  // storages whose contents matter after the record in hand, walking backwards
+  auto live = wanted;  // storages whose contents are needed after the current record, iterating backwards
   std::unordered_set<StorageKey> still_wanted = wanted;
   std::vector<Step> steps;
   for (size_t i = records_.size(); i-- > 0;) {

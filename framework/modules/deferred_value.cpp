@@ -7,7 +7,7 @@
 namespace megashard::detail {
 namespace {
 
-constexpr size_t kLargestConstantCopied = size_t{1} << 20;  // bytes; larger real inputs are kept and watched
+constexpr size_t kLargestConstantCopied = size_t{1} << 20;  // bytes; larger real inputs are checked for changes
 
 }  // namespace
 

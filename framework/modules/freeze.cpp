@@ -16,7 +16,7 @@ void add_prefixes(const std::string& name, std::set<std::string>& prefixes) {
   prefixes.insert(name);
 }
 
-/// How many elements stop to be trained.
+/// Freezes a parameter and returns its number of elements.
 int64_t freeze(at::Tensor parameter) {
   if (!parameter.requires_grad()) return 0;
   parameter.set_requires_grad(false);

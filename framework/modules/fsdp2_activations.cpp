@@ -1,4 +1,4 @@
-// What FSDP2Mixin recomputes and offloads.
+// Recompute and activation offload of FSDP2Mixin.
 #include <algorithm>
 
 #include "framework/modules/fsdp2_mixin.h"

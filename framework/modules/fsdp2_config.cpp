@@ -82,7 +82,7 @@ void unknown_fsdp2_key(const Entry& entry, const YAML::Node& written, Strictness
   sink(Severity::kWarning, message + (message.ends_with('?') ? " It is ignored." : ""));
 }
 
-/// With a remedy for `[model.layers.{*}]`, where * begins an alias.
+/// Adds a remedy for `[model.layers.{*}]`, where YAML parses * as an alias.
 YAML::Node load_patterns(const std::string& text, const std::string& source) {
   try {
     return load_yaml(text, source);
@@ -117,7 +117,7 @@ Fsdp2Config parse_fsdp2_config(const std::string& text, const std::string& sourc
       continue;
     }
     if (entry.node.IsNull()) {
-      take_key(log, entry, [] {});  // its default
+      take_key(log, entry, [] {});  // keeps the default
       continue;
     }
     mistakes.attempt([&] { take_key(log, entry, [&] { reader->second(entry, config); }); });

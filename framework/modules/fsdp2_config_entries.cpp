@@ -18,7 +18,7 @@ std::optional<int> ranks_in(const YamlValue& value, const char* expected) {
   return static_cast<int>(*ranks);
 }
 
-/// One of these words, in any case.
+/// Parses one of these words, case-insensitively.
 template <class T>
 T choice(const YamlValue& value, std::initializer_list<std::pair<const char*, T>> choices) {
   std::string given = value.node.IsScalar() ? value.text() : "";

@@ -26,7 +26,7 @@ std::vector<NamedModule> in_tree_order(const torch::nn::Module& root, const std:
   return ordered;
 }
 
-/// Why the file asks for all ranks to share the parameters.
+/// Reason why all ranks form one shard group.
 std::string why_all(const Fsdp2Config& config) {
   if (config.wrap_policy) return "fsdp_size is 1 or less, absent, or all ranks, as in ROLL";
   return key_in_file(config, "sharding_size") + " is auto, null or absent; 1 would replicate";
@@ -167,7 +167,7 @@ void FSDP2Mixin::check_ignored_modules() {
   for (const auto& each : options_.ignored_parameters) left.insert(each.unsafeGetTensorImpl());
   detail::NamedParameters ignored;
   for (const auto& item : module().named_parameters()) {
-    if (left.erase(item.value().unsafeGetTensorImpl()) == 0) continue;  // tied ones come once
+    if (left.erase(item.value().unsafeGetTensorImpl()) == 0) continue;  // tied parameters appear once
     require(!placements_.is_on_other_mesh(item.value()),
             "ignored_modules names " + item.key() +
                 " of an expert, but experts are spread over the ranks; leave them out of it.");
@@ -270,7 +270,7 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
 
 void FSDP2Mixin::shard_matching(const std::vector<std::string>& patterns) {
   auto selected = select(patterns, "sub_modules_to_wrap");
-  std::erase_if(selected, [](const NamedModule& each) {  // an expert that another rank has
+  std::erase_if(selected, [](const NamedModule& each) {  // an expert of another rank
     return dynamic_cast<HookedModule*>(each.module) == nullptr && each.module->parameters().empty();
   });
   shard_modules(selected);
@@ -279,7 +279,7 @@ void FSDP2Mixin::shard_matching(const std::vector<std::string>& patterns) {
 void FSDP2Mixin::shard_modules(const std::vector<NamedModule>& modules) {
   const auto ordered = in_tree_order(module(), modules);
   wrapped_.insert(wrapped_.end(), ordered.begin(), ordered.end());
-  // Pre-order backwards has children before their parents.
+  // Reverse pre-order has children before their parents.
   for (auto each = ordered.rbegin(); each != ordered.rend(); ++each) {
     detail::hooked_module(*each, key_in_file(request_.config, "sub_modules_to_wrap"));
     auto options = options_;
@@ -291,7 +291,7 @@ void FSDP2Mixin::shard_modules(const std::vector<NamedModule>& modules) {
 
 void FSDP2Mixin::set_modules_to_prefetch(int forward, int backward) {
   const auto modules = module().named_modules("", /*include_self=*/false);
-  std::vector<torch::nn::Module*> units;  // the first module of each
+  std::vector<torch::nn::Module*> units;  // the first module of each unit
   for (const auto& unit : unit_plan_of(module()).units) units.push_back(modules[unit.front()].get());
   const auto count = static_cast<int>(units.size());
   for (int i = 0; i < count; ++i) {

@@ -15,11 +15,11 @@ constexpr const char* kFsdpPlan = "fsdp_plan";
 constexpr const char* kRecomputePlan = "recompute_plan";
 constexpr const char* kExpertPlan = "ep_plan";
 
-/// What the file holds besides the configuration itself.
+/// Content of the file besides the configuration.
 struct NativeFile {
   Fsdp2Config config;
   std::vector<std::string> recompute_modules;
-  bool recompute = true;                    // `recompute` of parallel; absent: a recompute_plan is meant
+  bool recompute = true;                    // `recompute` of parallel; absent: a recompute_plan applies
   std::vector<std::string> without_effect;  // messages
   Mistakes mistakes{};
 };
@@ -27,7 +27,7 @@ struct NativeFile {
 using NativeReader = void (*)(const YamlValue&, NativeFile&);
 using NativeReaders = std::map<std::string, NativeReader>;
 
-/// Of parallel sizes that are flags here: `flag`, for another one than 1.
+/// Accepts a parallel size of 1 only; other sizes are set by `flag`.
 void take_one(const YamlValue& entry, const std::string& flag) {
   const auto ranks = entry.integer(1);
   if (ranks != 1) entry.fail("must be 1 here; give " + flag + " " + std::to_string(ranks) + " instead");
@@ -110,7 +110,7 @@ const NativeReaders& expert_readers() {
   return table;
 }
 
-/// At the top or under `parallel`.
+/// Finds a plan at the top level or under `parallel`.
 YAML::Node plan_of(const YAML::Node& root, const std::string& source, const char* name) {
   const YAML::Node parallel = root[kParallel];
   const YAML::Node inner = parallel.IsDefined() ? parallel[name] : parallel;
@@ -120,7 +120,7 @@ YAML::Node plan_of(const YAML::Node& root, const std::string& source, const char
   return inner.IsDefined() ? inner : outer;
 }
 
-/// Beside what is read here stand the sections of a whole configuration, which the program reads.
+/// Checks the top-level keys: the program reads the other sections of a whole configuration.
 void check_top(const YAML::Node& root, const std::string& source, NativeFile& file, KeyLog* log) {
   const std::vector<std::string> known = {kParallel,  kFsdpPlan, kRecomputePlan, kExpertPlan, "training",
                                           "features", "model",   "data",         "tools"};

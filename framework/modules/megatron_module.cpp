@@ -10,7 +10,7 @@
 namespace megashard {
 namespace {
 
-/// As Hugging Face, Megatron and GPT-2 call the modules.
+/// Module names of Hugging Face, Megatron and GPT-2.
 constexpr std::string_view kEmbeddingsAndOutputs[] = {
     "embed_tokens",    "embed_positions",     "pos_embed", "wte",         "wpe",
     "word_embeddings", "position_embeddings", "lm_head",   "output_layer"};

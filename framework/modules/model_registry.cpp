@@ -12,7 +12,7 @@
 namespace megashard {
 namespace {
 
-/// The registered name that config.json asks for; its first choice if none is registered.
+/// The registered name for config.json, or its first choice if none is registered.
 template <class Entry>
 std::string name_in_config(const std::filesystem::path& hf_dir, const std::map<std::string, Entry>& known) {
   const auto config = need_hf_config(hf_dir.string());
@@ -62,7 +62,7 @@ WeightLayout ModelRegistry::layout(const std::filesystem::path& hf_dir, int64_t 
 }
 
 std::shared_ptr<MultiModalModule> ModelRegistry::create(const Arguments& arguments, std::string name) const {
-  const bool is_of_user = !name.empty();  // and not of a config.json, whose names are those of other models
+  const bool is_of_user = !name.empty();  // not from config.json, whose names are those of other models
   if (name.empty()) name = arguments.hf_model ? name_in_config(*arguments.hf_model, factories_) : kModelOfFlags;
   const auto found = factories_.find(name);
   TORCH_CHECK(found != factories_.end(), "no model is registered for architecture ", name,

@@ -19,11 +19,11 @@ namespace {
 
 using Indices = std::vector<std::pair<int64_t, int64_t>>;  // inclusive ranges
 
-/// One word of a path: a name, or braces.
+/// One word of a path: a name or braces.
 struct PathWord {
   std::string name;
   bool braces = false;
-  std::optional<Indices> indices{};  // of braces; unset: {*}
+  std::optional<Indices> indices{};  // for braces; unset: {*}
 };
 
 struct Pattern {
@@ -90,7 +90,7 @@ Pattern parse_pattern(const std::string& key, const std::string& text) {
 
 struct Walk {
   NamedModule reached;  // null module: not found
-  std::string problem;  // why not
+  std::string problem;  // reason why
 };
 
 Walk walk(const torch::nn::Module& model, NamedModule from, const std::vector<std::string>& names) {
@@ -114,7 +114,7 @@ bool is_index(const std::string& name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-/// Indices of a list-like module; none when it has children with other names.
+/// Number of children of a list-like module; nullopt if children have other names.
 std::optional<int64_t> list_length(const torch::nn::Module& module) {
   const auto children = module.named_children();
   for (const auto& item : children) {
@@ -139,7 +139,7 @@ class Selector {
   ModuleSelection result() && { return std::move(selection_); }
 
  private:
-  /// The words from `next` on, seen from `from` (without module: the model).
+  /// Expands the words from `next` on, relative to `from` (null module: the model).
   void expand(const Pattern& pattern, size_t next, const NamedModule& from) {
     std::vector<std::string> names;
     while (next < pattern.words.size() && !pattern.words[next].braces) names.push_back(pattern.words[next++].name);
@@ -165,7 +165,7 @@ class Selector {
     }
   }
 
-  /// Existing ones, ascending, each once; the others are told.
+  /// Existing indices, ascending, without duplicates; the others are reported.
   std::vector<int64_t> indices(const std::string& text, const std::optional<Indices>& wanted, int64_t length) {
     const Indices all = {{0, length - 1}};
     std::set<int64_t> existing;
@@ -190,7 +190,7 @@ class Selector {
     if (seen_.insert(found.reached.module).second) selection_.modules.push_back(found.reached);
   }
 
-  /// MindSpeed's core takes class paths under the same keys.
+  /// MindSpeed's core accepts class paths under the same keys.
   bool take_class(const std::string& text) {
     const auto name = class_name(text);
     if (name.empty()) return false;
@@ -232,7 +232,7 @@ class Selector {
   bool complained_ = false;
 };
 
-/// f(key, patterns) of every list of the file that has some.
+/// Calls f(key, patterns) for every pattern list of the file.
 template <class Config, class F>
 void visit_patterns(Config& config, F f) {
   if (config.sub_modules_to_wrap) f("sub_modules_to_wrap", *config.sub_modules_to_wrap);

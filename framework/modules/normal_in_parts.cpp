@@ -9,8 +9,8 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kLeast = int64_t{1} << 18;  // numbers
-constexpr int64_t kTogether = 16;             // that LibTorch makes of 16 draws; of a rest it draws 16 once more
+constexpr int64_t kLeast = int64_t{1} << 18;  // minimum number of elements
+constexpr int64_t kTogether = 16;             // numbers of 16 draws in LibTorch; a remainder draws 16 again
 constexpr size_t kState = at::MERSENNE_STATE_N, kAhead = at::MERSENNE_STATE_M;
 
 /// The next state of MT19937 (Matsumoto and Nishimura, 1998).
@@ -26,7 +26,7 @@ void regenerate(std::array<uint32_t, kState>& state) {
 
 void skip(at::mt19937& engine, int64_t draws) {
   auto data = engine.data();
-  while (draws >= data.left_) {  // the last one left is of the next state
+  while (draws >= data.left_) {  // the last number left belongs to the next state
     draws -= data.left_;
     regenerate(data.state_);
     data.left_ = static_cast<int>(kState);
@@ -49,7 +49,7 @@ bool normal_in_parts_(const at::Tensor& tensor, double mean, double std, at::Gen
       !tensor.is_contiguous()) {
     return false;
   }
-  const int64_t part = size / threads / kTogether * kTogether;  // the last one has the rest, too
+  const int64_t part = size / threads / kTogether * kTogether;  // the last part also gets the remainder
   std::vector<at::Generator> generators;
   auto engine = engine_of(generator).engine();
   for (int64_t i = 0; i < threads; ++i) {

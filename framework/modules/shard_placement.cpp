@@ -18,7 +18,7 @@ void ShardPlacements::set_other_mesh(DeviceMeshPtr mesh, std::function<bool(cons
 
 int ShardPlacements::ranks_of(const at::Tensor& parameter) const {
   const DeviceMesh& mesh = is_on_other_mesh(parameter) ? *other_mesh_ : *mesh_;
-  return mesh.size(mesh.ndim() - 1);  // dimensions before it hold replicas
+  return mesh.size(mesh.ndim() - 1);  // earlier dimensions are replicas
 }
 
 int64_t ShardPlacements::dim_of(const at::Tensor& parameter) const {

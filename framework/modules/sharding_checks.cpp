@@ -10,7 +10,7 @@
 namespace megashard::detail {
 namespace {
 
-constexpr size_t kNamed = 3;  // parameters in one message
+constexpr size_t kNamed = 3;  // parameters listed in a message
 
 /// "a.weight, b.weight, c.weight and 2 more"
 std::string first_names(const std::vector<std::string>& names) {
@@ -33,7 +33,7 @@ std::string name_of(at::ScalarType dtype) {
   return at::toString(dtype);
 }
 
-/// The module behind a wrapped one that cannot take what that returns; empty: there is none.
+/// A module that cannot process the output of an earlier wrapped one; empty if there is none.
 struct Clash {
   std::string path;
   at::ScalarType computes_in = at::kFloat;
@@ -42,7 +42,7 @@ struct Clash {
 Clash find_clash(const torch::nn::Module& model, const std::vector<NamedModule>& wrapped,
                  const MixedPrecisionPolicy& policy) {
   const bool casts = policy.param_dtype && policy.cast_forward_inputs;
-  std::unordered_set<const torch::nn::Module*> inside;  // modules that get what they need
+  std::unordered_set<const torch::nn::Module*> inside;  // modules that get inputs of the right dtype
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     const torch::nn::Module& module = *item.value();
     if (&module != wrapped.front().module && !(casts && is_fsdp_module(module))) continue;

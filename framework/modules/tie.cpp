@@ -3,7 +3,7 @@
 namespace megashard {
 namespace {
 
-struct Registered : torch::nn::Module {  // the way to a protected member: named here, read on any module
+struct Registered : torch::nn::Module {  // gives access to a protected member of any module
   static auto parameters_of(torch::nn::Module& module) { return &(module.*(&Registered::parameters_)); }
 };
 

@@ -21,7 +21,7 @@ bool is_norm(const torch::nn::Module& module) {
   return name.find("norm") != std::string::npos;
 }
 
-/// True when another module already set each of the parameters: a tied head follows its embedding.
+/// True if other modules have initialised all parameters: a tied head follows its embedding.
 bool all_done(const torch::nn::Module& module, const std::unordered_set<const void*>& done) {
   const auto own = module.named_parameters(/*recurse=*/false);
   return !own.is_empty() && std::all_of(own.begin(), own.end(), [&](const auto& item) {

@@ -13,7 +13,7 @@
 namespace megashard {
 namespace {
 
-/// The class that a wrap policy knows a module by; empty for modules without hooks.
+/// Class name for wrap policies; empty for modules without hooks.
 std::string class_of(const torch::nn::Module& module) {
   const auto* hooked = dynamic_cast<const HookedModule*>(&module);
   return hooked == nullptr ? "" : hooked->class_name();
@@ -31,7 +31,7 @@ std::vector<NamedModule> without_outer(const std::vector<NamedModule>& modules) 
   return inner;
 }
 
-/// How many modules hold each parameter.
+/// Number of modules that hold each parameter.
 std::map<const c10::TensorImpl*, int> count_holders(const torch::nn::Module& model) {
   std::map<const c10::TensorImpl*, int> holders;
   const auto count = [&holders](const torch::nn::Module& module) {
@@ -53,7 +53,7 @@ void tell(const std::vector<NamedModule>& modules, const DiagnosticSink& sink) {
   for (const auto& [name, match] : by_class) sink(Severity::kNotice, "FSDP2: wrap_policy: " + describe_match(match));
 }
 
-/// What a class is in a model of any family: "Qwen3MoeAttention" is an Attention. Empty: none of these.
+/// Role of a class in models of any family: "Qwen3MoeAttention" is an Attention. Empty if unknown.
 std::string part_of(const std::string& name) {
   for (const char* part : {"DecoderLayer", "SparseMoeBlock", "Block", "Experts", "Attention", "MLP"}) {
     if (!name.ends_with(part)) continue;
@@ -63,7 +63,7 @@ std::string part_of(const std::string& name) {
   return "";
 }
 
-/// The classes asked for as the model has them.
+/// Replaces the requested classes by the model's counterparts.
 std::vector<std::string> played_by(std::vector<std::string> classes, const std::set<std::string>& known,
                                    const std::string& key, const DiagnosticSink& sink) {
   for (auto& name : classes) {
@@ -79,7 +79,7 @@ std::vector<std::string> played_by(std::vector<std::string> classes, const std::
   return classes;
 }
 
-/// The experts of one block and what transformers calls the class that holds them.
+/// The experts of one block, and transformers' class name of their container.
 struct ExpertList {
   std::string held_by;
   std::vector<NamedModule> experts;
@@ -96,7 +96,7 @@ std::vector<ExpertList> expert_lists(const torch::nn::Module& model) {
     auto& list = lists.emplace_back();
     list.held_by = name.substr(0, name.size() - kBlock.size()) + "Experts";
     for (const auto& item : (*experts)->named_children()) {
-      if (class_of(*item.value()).empty()) continue;  // another rank's
+      if (class_of(*item.value()).empty()) continue;  // an expert of another rank
       list.experts.push_back({block.key() + ".experts." + item.key(), item.value().get()});
     }
   }
