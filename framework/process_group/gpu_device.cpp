@@ -10,7 +10,7 @@
 namespace megashard {
 
 bool has_gpu_files(const std::filesystem::path& devices) {
-  std::error_code ignored;  // no such folder: no files
+  std::error_code ignored;  // a missing folder has no files
   for (const auto& entry : std::filesystem::directory_iterator(devices, ignored)) {
     const auto name = entry.path().filename().string();
     if (name == "nvidiactl" || name == "dxg") return true;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kThisHost = "127.0.0.1";
 constexpr int kDefaultPort = 29500;
-constexpr int kFirstJobPort = 12000;  // ports derived from a job's id lie below the range of ephemeral ports
+constexpr int kFirstJobPort = 12000;  // ports derived from a job's id are below the ephemeral range
 constexpr int kJobPorts = 20000;
 constexpr const char* kLaunchers =
     "start the ranks with torchrun --no-python, srun, mpirun or megashard launch, which set all "
@@ -28,7 +28,7 @@ std::optional<int> parse_int(const std::string& text) {
 }
 
 int port_from_job(const std::string& job) {
-  uint32_t hash = 2166136261u;  // FNV-1a: the same on every rank, whatever its machine
+  uint32_t hash = 2166136261u;  // FNV-1a: identical on all ranks and machines
   for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
   return kFirstJobPort + static_cast<int>(hash % kJobPorts);
 }
@@ -53,7 +53,7 @@ class Reader {
     return parsed;
   }
 
-  /// `present` is set, so a launcher is at work that must have set `name` as well.
+  /// Reads a variable that the launcher must have set, because `present` is set.
   int needed(const std::string& name, const std::string& present) const {
     const auto value = number(name);
     if (!value) throw missing(name, present);
@@ -76,7 +76,7 @@ class Reader {
   const GetVariable& get_;
 };
 
-/// Slurm says tasks per node as "2(x3),1": known when every node has the same number.
+/// Parses Slurm's tasks per node, "2(x3),1"; known only if all nodes have the same number.
 int slurm_tasks_per_node(const Reader& reader, int world_size) {
   const auto per_node =
       reader.first_text({"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"});
@@ -86,7 +86,7 @@ int slurm_tasks_per_node(const Reader& reader, int world_size) {
 
 bool is_slurm(const LauncherVariables& names) { return names.launcher == std::string("Slurm"); }
 
-/// RANK and WORLD_SIZE, which torchrun sets, or a user by hand.
+/// True for RANK and WORLD_SIZE, set by torchrun or by the user.
 bool is_plain(const LauncherVariables& names) { return names.rank == std::string("RANK"); }
 
 RendezvousOptions read_ranks(const Reader& reader, const LauncherVariables& names) {
@@ -98,7 +98,7 @@ RendezvousOptions read_ranks(const Reader& reader, const LauncherVariables& name
   if (result.world_size == 1) {
     result.local_rank = reader.number(names.local_rank).value_or(0);
   } else if (is_plain(names)) {
-    // Ranks of a host follow each other; without their number, its GPUs decide later.
+    // Ranks of a host are consecutive; without their number, the host's GPUs decide later.
     const int local = result.local_world_size;
     const int derived = local > 0 ? result.rank % local : -1;
     result.local_rank = reader.number(names.local_rank).value_or(derived);
@@ -144,7 +144,7 @@ void check_host(const std::string& addr) {
   require(fits, said + "which is no name or address of a host: give that of rank 0's, as in gpu1");
 }
 
-/// Where rank 0 listens: MASTER_ADDR and MASTER_PORT if set, else what the launcher derived.
+/// Address of rank 0's store: MASTER_ADDR and MASTER_PORT if set, else derived from the launcher.
 void read_master(const Reader& reader, const LauncherVariables& names, RendezvousOptions* options) {
   const auto addr = reader.text("MASTER_ADDR");
   const auto port = reader.number("MASTER_PORT");

@@ -10,7 +10,7 @@ const std::vector<LauncherVariables>& launchers() {
   static const LauncherVariables mpich{"MPICH",           {"MPI_LOCALRANKID"}, "PMI_RANK",      "PMI_SIZE",
                                        "MPI_LOCALRANKID", "MPI_LOCALNRANKS",   {"SLURM_JOB_ID"}};
   static const auto all = [] {
-    LauncherVariables pmi = mpich;  // srun sets PMI_RANK too, but none of the local ones: Slurm's come first then
+    LauncherVariables pmi = mpich;  // srun also sets PMI_RANK, but no local variables: then Slurm's are used
     pmi.signs = {"PMI_RANK", "PMI_SIZE"};
     return std::vector<LauncherVariables>{
         {"environment", {"RANK", "WORLD_SIZE"}, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {}},
@@ -22,7 +22,7 @@ const std::vector<LauncherVariables>& launchers() {
          "OMPI_COMM_WORLD_LOCAL_SIZE",
          {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"}},
         mpich,
-        // A shell inside an allocation has SLURM_NTASKS and no SLURM_PROCID: it is one process.
+        // A shell in an allocation has SLURM_NTASKS without SLURM_PROCID: it is one process.
         {"Slurm",
          {"SLURM_PROCID"},
          "SLURM_PROCID",
