@@ -20,11 +20,11 @@
 namespace megashard {
 namespace detail {
 
-/// One call of one module: what it saved, and the call before it.
+/// One call of one module: its saved tensors and the call before it.
 struct OffloadUnit {
   std::weak_ptr<OffloadUnit> previous;
   std::vector<std::weak_ptr<OffloadedStorage>> saved;
-  int64_t backward = -1;  // the one for which it was fetched
+  int64_t backward = -1;  // the backward for which it was fetched
 
   template <class F>
   void for_each(const F& visit) const {
@@ -49,12 +49,12 @@ bool is_leaf_that_learns(const at::Tensor& tensor) {
 
 }  // namespace
 
-/// Shared with the graphs, which may outlive the ActivationOffload.
+/// Shared with graphs, which may outlive the ActivationOffload.
 class ActivationOffload::State : public std::enable_shared_from_this<State> {
  public:
   explicit State(const ActivationOffloadOptions& options) : options_(options) {}
 
-  /// The module has run: the memory of the one before it is free.
+  /// Called after the module has run: frees the memory of the previous one.
   void end(const std::shared_ptr<OffloadUnit>& unit) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (const auto before = ended_.lock()) before->for_each([](OffloadedStorage& storage) { storage.let_go(); });
@@ -100,7 +100,7 @@ class ActivationOffload::State : public std::enable_shared_from_this<State> {
 
  private:
   struct Known {
-    WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};  // its address is not used again
+    WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};  // keeps its address from being reused
     int64_t version = 0;
     std::weak_ptr<OffloadedStorage> offloaded;
   };
@@ -126,7 +126,7 @@ class ActivationOffload::Runner final : public ForwardRunner {
 
   std::vector<at::Tensor> run(const Body& body, const std::vector<at::Tensor>& inputs) override {
     if (!at::GradMode::is_enabled()) return run_inner(body, inputs);
-    if (RecomputeScope::current() != nullptr) {  // backward needs them at once
+    if (RecomputeScope::current() != nullptr) {  // backward needs them immediately
       const SavedTensorHooks none(nullptr);
       return run_inner(body, inputs);
     }
@@ -169,7 +169,7 @@ class ActivationOffload::Runner final : public ForwardRunner {
 
   std::shared_ptr<State> state_;
   std::shared_ptr<ForwardRunner> inner_;
-  std::vector<at::Tensor> residents_;  // parameters and buffers, which stay where they are anyway
+  std::vector<at::Tensor> residents_;  // parameters and buffers, which are not offloaded
 };
 
 class ActivationOffload::Runner::Hook final : public SavedTensorHook {
@@ -177,7 +177,7 @@ class ActivationOffload::Runner::Hook final : public SavedTensorHook {
   explicit Hook(const Provider& provider) : provider_(&provider) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    const Provider& provider = *std::exchange(provider_, nullptr);  // ends with its forward
+    const Provider& provider = *std::exchange(provider_, nullptr);  // valid during its forward only
     if (provider.runner.travels(tensor)) {
       state_ = provider.runner.state_;
       unit_ = provider.unit;
@@ -199,7 +199,7 @@ class ActivationOffload::Runner::Hook final : public SavedTensorHook {
 
  private:
   const Provider* provider_;
-  std::shared_ptr<State> state_;  // before offloaded_, which uses its streams to the end
+  std::shared_ptr<State> state_;  // before offloaded_, which uses its streams until destroyed
   std::shared_ptr<OffloadUnit> unit_;
   std::shared_ptr<OffloadedStorage> offloaded_;
   std::optional<detail::TensorGeometry> geometry_;

@@ -48,7 +48,7 @@ CallState::Replayed::Replayed(const CallState& state) : thread_state_(state.thre
 
 CallState::Replayed::~Replayed() {
   for (auto& [generator, before] : before_) set_generator_state(generator, before);
-  // Weights cast in this run must not be found by a later step, when they have changed.
+  // Later steps must not reuse weights cast in this run, because they may have changed.
   if (autocast_is_on()) at::autocast::clear_cache();
 }
 

@@ -15,7 +15,7 @@
 namespace megashard::detail {
 namespace {
 
-// Between autograd and the kernels, and without kernels of its own in LibTorch.
+// A key between autograd and the kernels for which LibTorch has no kernels.
 constexpr auto kBelowAutograd = c10::DispatchKey::Fake;
 
 thread_local KeptOutputs::Run* running = nullptr;
@@ -31,7 +31,7 @@ struct OperatorSpelling {
   std::optional<std::string> overload;  // unset: all
 };
 
-/// "mm", "aten::mm", "aten::mm.dtype", and as Python writes them "aten.mm", "aten.mm.default".
+/// Parses "mm", "aten::mm", "aten::mm.dtype", and Python's "aten.mm", "aten.mm.default".
 OperatorSpelling parse_operator(std::string text) {
   OperatorSpelling result;
   const auto colons = text.find("::");
@@ -57,7 +57,7 @@ bool has_alias(const std::vector<c10::Argument>& arguments) {
                      [](const c10::Argument& argument) { return argument.alias_info() != nullptr; });
 }
 
-/// Why outputs of the operator cannot be kept; null if they can.
+/// Reason why outputs of the operator cannot be kept; null if they can.
 const char* why_not(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
     return "autograd never sees it: it is made of other operators; name those (a linear layer is "
@@ -95,7 +95,7 @@ void add_operators(const OperatorSpelling& wanted, const std::vector<c10::Operat
   TORCH_CHECK(false, "recompute cannot save outputs of ", wanted.name, ": ", reason);
 }
 
-/// The generator that an operator draws from, if it draws.
+/// The generator that an operator uses; undefined if none.
 at::Generator drawn_generator(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (!op.hasTag(at::Tag::nondeterministic_seeded)) return {};
   at::Generator fallback;
@@ -109,7 +109,7 @@ at::Generator drawn_generator(const c10::OperatorHandle& op, const torch::jit::S
   return fallback;
 }
 
-/// The same bytes without what autograd hangs on the tensor: that would hold its own graph.
+/// The same data without autograd metadata, which would keep its graph alive.
 c10::IValue without_graph(const c10::IValue& value) {
   if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(value.toTensor().tensor_data()) : value;
   if (!value.isTensorList()) return value;
@@ -188,7 +188,7 @@ void KeptOutputs::hand_out(Run& run, const c10::OperatorHandle& op, torch::jit::
   TORCH_CHECK(entry.op == op, "recompute of ", region_, ": kept output ", run.next_ - 1, " is of ",
               entry.op.schema().name(), ", and ", op.schema().name(),
               " asks for it when computed again; its forward must do the same every time");
-  if (entry.given_away) return op.callBoxed(stack);  // asked for twice in a backward: run it
+  if (entry.given_away) return op.callBoxed(stack);  // requested twice in a backward: run it
   auto version = entry.versions.begin();
   for_each_defined(entry.values, [&](const at::Tensor& tensor) {
     TORCH_CHECK(tensor._version() == *version++, "recompute of ", region_, ": the output of ", op.schema().name(),
@@ -227,7 +227,7 @@ void KeptOutputs::Run::finish() const {
 bool KeptOutputs::Run::take(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   for (Run* run = this; run != nullptr; run = run->outer_) {
     if (!run->outputs_->chosen(op)) {
-      if (run->kind_ == Kind::kAgain) return false;  // what lies around it is another forward
+      if (run->kind_ == Kind::kAgain) return false;  // the enclosing run belongs to another forward
       continue;
     }
     if (run->kind_ == Kind::kFirst) {

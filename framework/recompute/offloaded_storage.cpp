@@ -84,8 +84,7 @@ void OffloadedStorage::let_go() {
 void OffloadedStorage::fetch() {
   if (device_.defined() || source_.defined()) return;
   device_ = at::empty({host_.numel()}, at::TensorOptions().dtype(at::kByte).device(streams_.device));
-  // The memory may be in use until now by what the current stream has queued; what has left did so
-  // before let_go.
+  // Work queued on the current stream may still use this memory. The copy to the host ended before let_go().
   if (streams_.enabled()) order_streams(streams_.current(), *streams_.back);
   {
     const StreamScope scope(streams_.back);
@@ -99,7 +98,7 @@ at::Tensor OffloadedStorage::take(const TensorGeometry& geometry) {
   check_unchanged(geometry.sizes, version_, source_.defined() ? source_._version() : left_at_version_);
   fetch();
   const bool last = ++taken_ == readers_;
-  if (last) taken_ = 0;  // a retained graph begins again
+  if (last) taken_ = 0;  // a retained graph starts over
   if (!device_.defined()) return geometry.over(source_.storage());
   if (streams_.enabled()) fetched_.make_wait(streams_.current());
   auto tensor = geometry.over(device_.storage());

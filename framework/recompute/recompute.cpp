@@ -21,8 +21,7 @@ using detail::RepeatableCall;
 using torch::autograd::Engine;
 using torch::autograd::variable_list;
 
-/// A reentrant call in the graph: its backward runs forward again, with grad, and backward through
-/// that.
+/// A reentrant call in the graph: its backward repeats forward with grad, then runs backward through it.
 class ReentrantCall final : public torch::autograd::Node {
  public:
   ReentrantCall(RepeatableCall call, const std::vector<at::Tensor>& inputs)
@@ -110,7 +109,7 @@ class RecomputeRunner final : public ForwardRunner {
       const ForwardToRepeat repeated_with_grad;
       outputs = body(detached);
       for (auto& output : outputs) {
-        if (output.defined()) output = output.detach();  // an input that comes out stays the caller's own
+        if (output.defined()) output = output.detach();  // an input that is returned stays the caller's tensor
       }
     }
     for (auto& output : outputs) {
@@ -123,7 +122,7 @@ class RecomputeRunner final : public ForwardRunner {
     return outputs;
   }
 
-  /// Unlike PyTorch's, parameters get their gradients even if no input requires grad.
+  /// Unlike PyTorch, parameters get gradients even if no input requires grad.
   bool needs_backward(const std::vector<at::Tensor>& inputs) const {
     const auto requires_grad = [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); };
     if (std::any_of(inputs.begin(), inputs.end(), requires_grad) || module_ == nullptr) return true;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kNoBackward = -1;
 
-/// Leaves a second run once nothing further is needed of it.
+/// Ends a second run when no further tensors are needed.
 struct EarlyStop : std::exception {
   const char* what() const noexcept override { return "recompute has all that backward needs"; }
 };
@@ -51,7 +51,7 @@ struct RecomputeFrame::Slot {
   std::shared_ptr<RecomputeFrame> frame;
   std::vector<int64_t> sizes;
   at::ScalarType dtype;
-  at::Tensor value;  // from the second run until it is asked for
+  at::Tensor value;  // from the second run until it is requested
   int64_t backward = kNoBackward;
 };
 
@@ -82,7 +82,7 @@ class RecomputeFrame::Recorder final : public SavedTensorProvider {
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;
 
   void take(const at::Tensor& tensor) {
-    if (next_ >= slots_.size()) return;  // checked by finish, for those that stop early it cannot happen
+    if (next_ >= slots_.size()) return;  // checked by finish(); cannot happen with early stop
     if (const auto& slot = slots_[next_]) {
       TORCH_CHECK(slot->sizes == tensor.sizes() && slot->dtype == tensor.scalar_type(), "recompute of ",
                   frame_.call_.module(), ": saved tensor ", next_, " was ", slot->dtype, c10::IntArrayRef(slot->sizes),
@@ -105,11 +105,11 @@ class RecomputeFrame::Recorder final : public SavedTensorProvider {
   int64_t backward_;
   const RecomputeFrame& frame_;
   std::vector<std::shared_ptr<Slot>> slots_;
-  size_t needed_ = 0;  // slots up to the last one that the graph still holds
+  size_t needed_ = 0;  // number of slots up to the last one that the graph holds
   size_t next_ = 0;
 };
 
-/// The second run's graph is not used; should its own forward ask for a saved tensor, it is there.
+/// Keeps tensors for the second run's own graph, in case its forward requests one.
 class RecomputeFrame::Recorded final : public SavedTensorHook {
  public:
   explicit Recorded(Recorder& recorder) : recorder_(recorder) {}
@@ -121,7 +121,7 @@ class RecomputeFrame::Recorded final : public SavedTensorHook {
   at::Tensor call_unpack_hook() override { return kept_; }
 
  private:
-  Recorder& recorder_;  // used while the second run lasts
+  Recorder& recorder_;  // valid during the second run
   at::Tensor kept_;
 };
 
@@ -137,8 +137,7 @@ at::Tensor RecomputeFrame::fetch(Slot& slot) {
   const int64_t backward = torch::autograd::get_current_graph_task_id();
   const std::lock_guard<std::mutex> lock(one_at_a_time_);
   if (!slot.value.defined() || slot.backward != backward) run_again(backward);
-  // Given away, so that it is freed as soon as its node has run. A second backward computes it
-  // again.
+  // Moved out, so that it is freed once its node has run. A second backward recomputes it.
   return std::exchange(slot.value, at::Tensor());
 }
 

@@ -11,7 +11,7 @@ using torch::autograd::variable_list;
 
 thread_local SavedTensorProvider* innermost = nullptr;
 
-/// LibTorch asks its engine for the default hooks of saved tensors; the stock engine never has any.
+/// LibTorch asks its engine for default hooks of saved tensors; the standard engine has none.
 class HookingEngine final : public Engine {
  public:
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
@@ -20,8 +20,8 @@ class HookingEngine final : public Engine {
 
   variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph,
                         bool accumulate_grad, const edge_list& outputs) override {
-    // Device threads start once per process, for the engine that runs the first backward: with
-    // another one in place, ours would have no threads and crash at the first CUDA backward.
+    // Device threads are started once per process, by the engine that runs the first backward. If another engine had
+    // started them, ours would have no threads and crash at the first CUDA backward.
     initialize_device_threads_pool();
     TORCH_CHECK(thread_pool_shared_ != nullptr,
                 "a backward ran before megashard's autograd engine was installed, so the autograd threads are not "
@@ -31,12 +31,11 @@ class HookingEngine final : public Engine {
 };
 
 Engine& hooking_engine() {
-  static auto* engine = new HookingEngine;  // leaked: its device threads outlive static destruction
+  static auto* engine = new HookingEngine;  // not destroyed: its device threads outlive static destruction
   return *engine;
 }
 
-/// Where another engine is the default (Python's, in a process that imported torch), that one
-/// stays.
+/// Keeps an existing other engine (Python's, in a process that imported torch).
 const bool installed = [] {
   if (&Engine::get_default_engine() != &Engine::get_base_engine()) return false;
   torch::autograd::set_default_engine_stub(&hooking_engine);
