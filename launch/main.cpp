@@ -13,7 +13,7 @@
 namespace {
 
 decltype(&megashard_run) load_programs() {
-  // Lazy: of the 31,000 functions that LibTorch would look up at once, a run calls a few thousand.
+  // RTLD_LAZY: a run uses a few thousand of the 31,000 functions that LibTorch would resolve at once.
   void* library = dlopen("libmegashard_programs.so", RTLD_LAZY | RTLD_GLOBAL);
   if (library == nullptr) {
     throw std::runtime_error("cannot load " + std::string(dlerror()) + ": build it with launch/setup");
@@ -21,8 +21,7 @@ decltype(&megashard_run) load_programs() {
   return reinterpret_cast<decltype(&megashard_run)>(dlsym(library, "megashard_run"));
 }
 
-/// A checkpoint of many ranks has more files than a process may usually have open (1024), and a
-/// reader keeps those that it needs open.
+/// A checkpoint of many ranks has more files than the usual limit of open files (1024), and readers keep files open.
 void allow_many_files() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

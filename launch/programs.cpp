@@ -26,7 +26,7 @@
 #include "launch/shell/completion.h"
 #include "launch/train/pretrain.h"
 
-// Of c10, which declares it in no header: 2 shows errors, 3 fatal ones only.
+// Declared by c10 in no header: 2 logs errors, 3 only fatal ones.
 extern int FLAGS_caffe2_log_level;
 
 namespace megashard {
@@ -71,7 +71,7 @@ std::string unknown_subcommand(const std::string& name) {
   return "unknown subcommand '" + name + "'" + (hint.empty() ? ": known are " + c10::Join(", ", known) : hint);
 }
 
-/// What `megashard SUBCOMMAND --help` prints.
+/// Output of `megashard SUBCOMMAND --help`.
 std::string help_of(const Subcommand& program) {
   std::ostringstream text;
   auto* const standard = std::cout.rdbuf(text.rdbuf());
@@ -88,7 +88,7 @@ std::vector<HelpOfProgram> help_of_all() {
   return all;
 }
 
-/// The word behind a subcommand; empty: --help, or none.
+/// The word after a subcommand; empty for --help or none.
 std::string word_of(int argc, char** argv, const std::string& usage) {
   const std::string word = argc > 1 ? argv[1] : "";
   if (word != "--help" && word != "-h") return word;
@@ -145,7 +145,7 @@ int run_subcommand(int argc, char** argv) {
 int megashard_run(int argc, char** argv) {
   megashard::end_at_terminate();
   megashard::end_at_lost_bytes(megashard::end_in_signal_handler());
-  // What c10d logs before it throws would stand above the one message that the user needs.
+  // c10d's log before an exception would precede the error message.
   if (!megashard::show_stack()) FLAGS_caffe2_log_level = megashard::kFatalOnly;
   const auto text = [](const c10::Error& error) {
     return std::string(megashard::show_stack() ? error.what() : error.what_without_backtrace());
