@@ -21,14 +21,13 @@ namespace {
 constexpr const char* kSection = "gpt_args";
 constexpr const char* kLoraSection = "lora_args";
 
-/// The options of one file; keeps where each was given.
+/// Options of one file; records where each was given.
 class OptionFile {
  public:
   OptionFile(const std::string& path, Arguments& arguments, Mistakes& mistakes, KeyLog* log)
       : path_(path), arguments_(arguments), mistakes_(mistakes), log_(log) {}
 
-  /// `name` counts too: Megatron's name of a switch that turns something off states the opposite of
-  /// its flag.
+  /// Also accepts Megatron's name of a switch that turns something off, which negates its flag.
   void store(const YAML::Node& key, const YAML::Node& value) {
     const std::string name = key.IsScalar() ? key.Scalar() : "";
     const Option* option = find_option(name);
@@ -48,10 +47,10 @@ class OptionFile {
     mistakes_.attempt([&] { take(*option, each, by_name); }, {option->flag});
   }
 
-  /// MindSpeed-MM's section beside gpt_args.
+  /// Stores MindSpeed-MM's section beside gpt_args.
   void store_lora(const YAML::Node& section) {
     const std::vector<std::string> keys = {"lora_r", "lora_alpha", "lora_dropout", "lora_target_modules",
-                                           "lora_register_forward_hook"};  // inputs need none
+                                           "lora_register_forward_hook"};  // not needed for inputs
     for (const auto& item : section) {
       const auto name = item.first.Scalar();
       if (std::find(keys.begin(), keys.end(), name) == keys.end()) {
@@ -66,7 +65,7 @@ class OptionFile {
     arguments_.lora_target_modules = comma_words(arguments_.lora_target_modules);
   }
 
-  /// What MindSpeed-MM's files have beside gpt_args: data and model, which launch/mindspeed reads, and anchors.
+  /// Skips other sections of MindSpeed-MM's files: data and model, which launch/mindspeed reads, and anchors.
   void leave_section(const YAML::Node& key, const YAML::Node& value) {
     const auto name = key.Scalar();
     if (value.IsMap() && (name == "data" || name == "model")) return;
@@ -112,7 +111,7 @@ class OptionFile {
   Arguments& arguments_;
   Mistakes& mistakes_;
   KeyLog* log_;
-  std::map<const Option*, std::pair<std::string, int>> lines_;  // as spelt there
+  std::map<const Option*, std::pair<std::string, int>> lines_;  // name as spelled in the file
 };
 
 }  // namespace

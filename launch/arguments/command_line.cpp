@@ -27,7 +27,7 @@ std::vector<OwnFlag> own_flags(const Program& program) {
   return flags;
 }
 
-/// Negative numbers are values.
+/// False for negative numbers, which are values.
 bool is_flag(const std::string& word) {
   if (word.size() < 2 || word[0] != '-') return false;
   return std::isdigit(static_cast<unsigned char>(word[1])) == 0 && word[1] != '.';
@@ -59,7 +59,8 @@ std::string help_of_flag(const Program& program, const std::string& flag) {
   throw UsageError("--help " + flag + ": there is no such flag" + did_you_mean(flag, option_spellings()));
 }
 
-/// Of a group of flags, which is called by its words, with - between them or not; or of all flags that have the words.
+/// Help for a group of flags, named by its words, with - or spaces between them; otherwise for all flags that have the
+/// words.
 std::string help_of_words(const Program& program, const std::vector<std::string>& words) {
   std::string group = c10::Join(" ", words);
   std::ranges::replace(group, '-', ' ');
@@ -76,13 +77,13 @@ std::string help_of_words(const Program& program, const std::vector<std::string>
                    (hint.empty() ? ", and no flag has these words; there are " + c10::Join(", ", groups) + "." : hint));
 }
 
-/// What stands behind --help.
+/// Help for the words after --help.
 std::string help_about(const Program& program, const std::vector<std::string>& words) {
   if (words.empty() || (is_flag(words.front()) && words.size() > 1)) return help_of(program);
   return is_flag(words.front()) ? help_of_flag(program, words.front()) : help_of_words(program, words);
 }
 
-/// The words of a command line, flag by flag.
+/// Reads the words of a command line, flag by flag.
 class WordReader {
  public:
   WordReader(const Program& program, CommandLine& line) : program_(program), own_(own_flags(program)), line_(line) {
@@ -92,7 +93,7 @@ class WordReader {
   }
 
   void read(const std::vector<std::string>& words) {
-    std::string before;  // the flag
+    std::string before;  // flag before the current word
     for (size_t i = 0; i < words.size();) {
       if (!is_flag(words[i])) {
         const size_t first = i;
@@ -112,7 +113,7 @@ class WordReader {
     }
   }
 
-  /// Stores what was read; after the YAML file, which it beats.
+  /// Stores the values. Call it after the YAML file, which they override.
   void store() {
     for (const Option* option : order_) {
       line_.mistakes.attempt([&] { set_option(*option, given_.at(option), line_.arguments); }, {option->flag});
@@ -193,14 +194,14 @@ class WordReader {
         nearest ? std::vector{*nearest} : std::vector<std::string>{});
   }
 
-  /// --no-x for --x, and the other way round.
+  /// Finds --x for --no-x, and --no-x for --x.
   static const Option* opposite_of(const std::string& flag) {
     if (!flag.starts_with("--")) return nullptr;
     const bool negates = flag.starts_with("--no-") || flag.starts_with("--no_");
     return find_option(negates ? "--" + flag.substr(5) : "--no-" + flag.substr(2));
   }
 
-  /// Words that belong to no flag.
+  /// Reports words that belong to no flag.
   void stray(const std::vector<std::string>& words, const std::string& before) {
     std::string message = "unexpected word" + std::string(words.size() > 1 ? "s " : " ") + "\"" +
                           c10::Join("\" \"", words) + "\"" + (before.empty() ? "" : " after " + before);
@@ -225,7 +226,7 @@ class WordReader {
 
   const Program& program_;
   std::vector<OwnFlag> own_;
-  std::vector<std::string> spellings_;  // that a misspelt flag may mean
+  std::vector<std::string> spellings_;  // suggestions for misspelt flags
   CommandLine& line_;
   std::map<const Option*, std::vector<std::string>> given_;
   std::vector<const Option*> order_;
@@ -286,7 +287,7 @@ CommandLine parse_arguments(int argc, const char* const* argv, const Program& pr
     readable = mistakes.attempt([&] { read_argument_file(*file, arguments, mistakes); });
   }
   reader.store();
-  if (!readable) mistakes.throw_if_any();  // without it much would seem to be missing
+  if (!readable) mistakes.throw_if_any();  // without the file, much would be reported as missing
   if (!line.worker) line.mindspeed = read_mindspeed(file, arguments, mistakes);
   if (arguments.data_args_path && arguments.data_path.empty()) {
     const bool read = mistakes.attempt(

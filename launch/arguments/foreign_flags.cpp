@@ -50,7 +50,7 @@ constexpr std::array kNames = std::to_array<std::pair<const char*, const char*>>
     {"fsdp", kFsdp},
     {"fsdp-config", kFsdp},
     {"use-fsdp", kFsdp},
-    // TrainingArguments, and the arguments of transformers' and TRL's scripts
+    // TrainingArguments, and arguments of transformers' and TRL's scripts
     {"model-name-or-path", "here it is --hf-model"},
     {"dataset-name", "here it is --data-path, of prepared files (docs/data.md)"},
     {"train-file", "here it is --data-path, of prepared files (docs/data.md)"},
@@ -91,7 +91,7 @@ constexpr std::array kNames = std::to_array<std::pair<const char*, const char*>>
     {"packing", "here it is --neat-packing"},
     {"assistant-only-loss", "of conversations answers alone are learnt (docs/data.md): leave it out"},
     {"lora-rank", "here it is --lora-r"},
-    // what one asks a model by
+    // flags for generation
     {"prompt", "the programs take tokens; `launch/ask.py MODEL_DIR TEXT` asks in text"},
     {"max-new-tokens", "here it is --generate"},
 });

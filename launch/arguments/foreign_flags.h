@@ -6,14 +6,14 @@
 
 namespace megashard {
 
-/// What a flag or key of Accelerate, transformers' TrainingArguments or torchrun is called here, or why there is none:
-/// "here it is --lr". docs/from_accelerate.md has the same names in its tables.
+/// The equivalent of a flag or key of Accelerate, transformers' TrainingArguments or torchrun, or the reason why there
+/// is none: "here it is --lr". docs/from_accelerate.md lists the same names.
 struct NameHere {
   std::string text;
-  std::vector<std::string> flags;  ///< that the text names
+  std::vector<std::string> flags;  ///< flags named in the text
 };
 
-/// Of a spelling with - or _. None: nobody calls a flag so.
+/// Accepts spellings with - or _. Nullopt if no such program has the flag.
 std::optional<NameHere> name_here(const std::string& spelling);
 
 }  // namespace megashard

@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// ORGANISATION/MODEL.
+/// Accepts ORGANISATION/MODEL.
 bool is_hub_name(const std::string& name) {
   const auto slash = name.find('/');
   const bool plain =
@@ -25,7 +25,7 @@ fs::path hub_cache(const GetVariable& get) {
   return fs::path(get("HOME").value_or("")) / ".cache/huggingface/hub";
 }
 
-/// The snapshot that refs/main names, with a config.json; empty: the cache has none.
+/// Folder of the snapshot in refs/main that has a config.json; empty if it is not in the cache.
 fs::path cached(const std::string& name, const GetVariable& get) {
   auto entry = "models--" + name;
   entry.replace(entry.find('/'), 1, "--");

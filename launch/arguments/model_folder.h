@@ -6,9 +6,9 @@
 
 namespace megashard {
 
-/// Throws UsageError unless `folder`, the value of `flag`, is a folder. A name of the Hugging Face
-/// hub is told how to be downloaded, or where it lies in the hub's cache ($HF_HUB_CACHE,
-/// $HF_HOME/hub, ~/.cache/huggingface/hub; the variables by `get`).
+/// Throws UsageError unless `folder`, the value of `flag`, is a folder. For a name of the Hugging Face hub the message
+/// tells how to download it, or its folder in the hub's cache ($HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub;
+/// variables from `get`).
 void require_model_folder(const std::string& flag, const std::string& folder, const GetVariable& get = own_variable);
 
 }  // namespace megashard
