@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Links and `..` resolved, as far as there is something; without a slash at the end.
+/// Resolves links and `..` of the existing part; no trailing slash.
 fs::path real(const std::string& path) {
   std::error_code error;
   auto resolved = fs::weakly_canonical(fs::absolute(path), error);
@@ -38,7 +38,7 @@ void refuse_same(const GivenPath& source, const GivenPath& target) {
   }
 }
 
-/// The source itself, and a place in a step, which is removed with all that is in it.
+/// Refuses the source itself, and a path inside a source step, which would be removed with it.
 void refuse_source(const GivenPath& source, const GivenPath& target) {
   refuse_same(source, target);
   const bool is_step = content_of(source.path).kind == FolderContent::Kind::kStep;

@@ -6,30 +6,29 @@
 
 namespace megashard {
 
-/// A path, and the flag that gave it.
+/// A path and its flag.
 struct GivenPath {
   std::string path;
   std::string flag;
 };
 
-/// The folder of the step that a converter's source names: a step's own; DIR/best; of a training's DIR the step that a
-/// run would load, which is told. Other paths stay as they are.
+/// Folder of the step that a converter reads: a step's own folder; DIR/best; for a training's DIR the step that a run
+/// would load, which is logged. Returns other paths unchanged.
 std::string step_folder(const std::string& path);
 
-/// --overwrite of a converter.
+/// Adds --overwrite to a converter.
 void add_overwrite(CLI::App& app, bool& overwrite);
 
-// Where a converter may write. Each throws a UsageError, before anything is read at length, for a
-// target that holds what may be needed (folder_refusal), and, --overwrite or not, for one that is
-// its source.
+// Check a converter's output path before much is read. Throw UsageError if it holds something valuable (folder_refusal)
+// or, regardless of --overwrite, if it is the source.
 
-/// Of weights: `target` gets files.
+/// For weights: files are written into `target`.
 void check_hf_target(const GivenPath& source, const GivenPath& target, bool overwrite);
-/// Of a step: `target` gets the folder `step` ("release").
+/// For a step: the folder `step` ("release") is created in `target`.
 void check_step_target(const GivenPath& source, const GivenPath& target, const std::string& step, bool overwrite);
-/// Of one file.
+/// For a single file.
 void check_file_target(const GivenPath& source, const GivenPath& target, bool overwrite);
-/// Of a folder that is replaced as a whole.
+/// For a folder that is replaced completely.
 void check_whole_folder(const GivenPath& source, const GivenPath& target, bool overwrite);
 
 }  // namespace megashard

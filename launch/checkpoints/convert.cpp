@@ -25,7 +25,7 @@ namespace {
 struct Converter {
   const char* name;
   const char* purpose;
-  void (*add)(CLI::App& app);  // declares the flags; its callback converts
+  void (*add)(CLI::App& app);  // declares the flags; its callback runs the converter
 };
 
 constexpr Converter kConverters[] = {
@@ -39,7 +39,7 @@ constexpr Converter kConverters[] = {
     {"torch_to_dcp", "a file of torch.save to a torch_dcp folder", add_torch_to_dcp},
 };
 
-/// --hf_dir as --hf-dir; values stay as they are.
+/// Converts --hf_dir to --hf-dir; values are unchanged.
 std::string with_dashes(std::string word) {
   if (!word.starts_with("--")) return word;
   const auto end = std::min(word.find('='), word.size());
@@ -47,8 +47,8 @@ std::string with_dashes(std::string word) {
   return word;
 }
 
-/// The arguments as CLI11 takes them, from the back: flags with dashes, `--flag true` as one word,
-/// and without the class that stands before the converter in MindSpeed-MM's mm-convert.
+/// Arguments for CLI11, in reverse order: flags with dashes, `--flag true` as one word, and without the class that
+/// precedes the converter in MindSpeed-MM's mm-convert.
 std::vector<std::string> words_of(int argc, char** argv) {
   std::vector<std::string> words;
   for (int i = 1; i < argc; ++i) {
@@ -59,7 +59,7 @@ std::vector<std::string> words_of(int argc, char** argv) {
     } else if (i > 1 || word != "GenericDCPConverter") {
       words.push_back(with_dashes(word));
       if (!word.starts_with("--") || !word.ends_with("=")) continue;
-      words.back().pop_back();  // CLI11 takes the next word for the value
+      words.back().pop_back();  // CLI11 would use the next word as the value
       words.emplace_back();
     }
   }
@@ -73,8 +73,8 @@ std::string converter_names() {
   return c10::Join(", ", names);
 }
 
-/// The converter that a misspelt word means. By letters alone: a part of a name ("to_hf") is part
-/// of several, and dcp_to_hf must never be proposed for hf_to_dcp.
+/// Suggests a converter for a misspelt word by edit distance only: parts of names ("to_hf") are ambiguous, and
+/// dcp_to_hf must never be suggested for hf_to_dcp.
 std::string suggestion_for(std::string word) {
   std::replace(word.begin(), word.end(), '-', '_');
   if (const auto two = word.find('2'); two != word.npos) word.replace(two, 1, "_to_");
@@ -107,8 +107,8 @@ void check_converter(const std::vector<std::string>& words) {
 }  // namespace
 
 int run_convert(int argc, char** argv) {
-  // Tensors get memory of their own, which goes back when they do. glibc would move this limit up
-  // to the largest tensor seen, and the small things kept between tensors would pin their memory.
+  // Allocate tensors with mmap, so that their memory is returned to the system when freed. By default glibc raises this
+  // limit to the largest tensor seen, and small allocations between tensors would pin their memory.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
   CLI::App app("converts checkpoints and model directories", "megashard convert");
   app.formatter(std::make_shared<HelpFormat>());

@@ -2,8 +2,7 @@
 
 namespace megashard {
 
-/// `megashard convert CONVERTER --flag value ...`; flags may be written with `_` for `-`. argv[0]
-/// is "convert".
+/// Runs `megashard convert CONVERTER --flag value ...`; flags may use `_` for `-`. argv[0] is "convert".
 int run_convert(int argc, char** argv);
 
 }  // namespace megashard

@@ -23,7 +23,7 @@ namespace {
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
-/// MindSpeed-MM's two forms of a mapping, a JSON object and "target,source,...", and target=source.
+/// Parses MindSpeed-MM's two forms of a mapping, a JSON object and "target,source,...", and target=source.
 Pairs parse_mapping(const std::vector<std::string>& words) {
   constexpr const char* kForms = "--tie-weight-mapping takes target=source, or target1,source1,..., or "
                                  "{\"target\": \"source\"}; got '";
@@ -49,7 +49,7 @@ Pairs parse_mapping(const std::vector<std::string>& words) {
   return pairs;
 }
 
-/// Those of the family that a directory's config.json names; of an unknown one, as parameters are.
+/// File names of weights in the model family of config.json; for an unknown family the parameters' names.
 WeightFiles weight_files_of(const std::string& directory) {
   const auto config = read_hf_config(directory);
   const bool named = config && config->contains("model_type") && config->at("model_type").is_string();
@@ -57,7 +57,7 @@ WeightFiles weight_files_of(const std::string& directory) {
   return family == nullptr ? WeightFiles() : family->weight_files;
 }
 
-/// Names between commas, or MindSpeed-MM's list: [a, b] with or without quotes.
+/// Parses comma-separated names, or MindSpeed-MM's list: [a, b] with or without quotes.
 std::vector<std::string> parse_names(const std::vector<std::string>& words) {
   auto names = comma_words(words);
   for (auto& name : names) {
@@ -67,14 +67,14 @@ std::vector<std::string> parse_names(const std::vector<std::string>& words) {
   return names;
 }
 
-/// Says so when weights cannot be compared with it.
+/// Prints a line if weights cannot be compared with config.json.
 WeightCheck config_of(const std::string& directory) {
   WeightCheck check(directory);
   if (!check.unknown().empty()) print_line("the weights are not compared with config.json: " + check.unknown());
   return check;
 }
 
-/// `save_flag`: where the step goes.
+/// `save_flag` is the flag of the output path.
 void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_flag) {
   struct Flags {
     HfToStepOptions options;

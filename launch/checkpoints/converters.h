@@ -4,7 +4,7 @@
 
 namespace megashard {
 
-// Each declares a converter's flags; the callback that it sets converts.
+// Each function declares a converter's flags and sets a callback that runs it.
 
 void add_hf_to_dcp(CLI::App& app);
 void add_dcp_to_hf(CLI::App& app);

@@ -43,7 +43,7 @@ struct InspectFlags {
 };
 
 void print_json(const ordered_json& json) {
-  // Names need not be UTF-8.
+  // names may be invalid UTF-8
   std::cout << json.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
 }
 
@@ -77,7 +77,7 @@ Totals totals_of(const CheckpointReader& reader, const InspectFlags& flags) {
   return totals;
 }
 
-/// What is no tensor, or a part of a value that is one, of the names that are wanted.
+/// Keys selected by the flags that are not tensors: plain values and their parts.
 std::vector<std::string> plain_keys(const CheckpointReader& reader, const InspectFlags& flags) {
   std::vector<std::string> keys;
   for (const auto& [key, path] : reader.value_keys()) {
@@ -171,7 +171,7 @@ void print_all(CheckpointReader& reader, const InspectFlags& flags) {
   files.print();
 }
 
-/// `passed_over`: steps that came before this one, and why they were not taken.
+/// `passed_over`: newer steps that were skipped, with the reasons.
 int verify(CheckpointReader& reader, const std::vector<std::string>& passed_over, const InspectFlags& flags) {
   std::vector<std::string> faults;
   const auto add = [&](const std::string& fault) {
@@ -195,7 +195,7 @@ int verify(CheckpointReader& reader, const std::vector<std::string>& passed_over
   return faults.empty() ? 0 : 1;
 }
 
-/// Throws when the filter fits nothing, with what may be meant: a part of a name needs stars.
+/// Throws if the filter matches nothing, with a suggestion: a part of a name needs asterisks.
 void check_filter(const std::vector<CheckpointReader*>& readers, const InspectFlags& flags) {
   if (flags.filter.empty()) return;
   const auto part = "*" + flags.filter + "*";

@@ -2,8 +2,8 @@
 
 namespace megashard {
 
-/// megashard inspect PATH, or --diff A B: shows, checks or compares checkpoints of any format.
-/// Exit code 1 when something is damaged or differs. argv[0] is the subcommand.
+/// Runs megashard inspect PATH, or --diff A B: shows, verifies or compares checkpoints of any format. Exit code 1 for
+/// damage or differences. argv[0] is the subcommand.
 int run_inspect(int argc, char** argv);
 
 }  // namespace megashard

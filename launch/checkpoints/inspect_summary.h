@@ -6,7 +6,7 @@
 
 namespace megashard {
 
-/// What `megashard inspect` shows first: a line for each part of the checkpoint.
+/// Prints the summary of `megashard inspect`: one line for each part of the checkpoint.
 void print_checkpoint_summary(const CheckpointReader& reader, const CheckpointSummary& summary);
 nlohmann::ordered_json checkpoint_summary_json(const CheckpointSummary& summary);
 

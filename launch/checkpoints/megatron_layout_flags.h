@@ -10,15 +10,15 @@
 
 namespace megashard {
 
-/// --megatron-layout, and what belongs to it.
+/// --megatron-layout and its flags.
 struct MegatronLayoutFlags {
   bool use = false;
   int64_t make_vocab_size_divisible_by = 128;
   int64_t tensor_model_parallel_size = 1;
 
   void add(CLI::App& app);
-  /// Of the model that hf_dir's config.json describes; nothing without --megatron-layout.
-  /// `flag` names hf_dir.
+  /// Layout of the model that hf_dir's config.json describes; nullopt without --megatron-layout. `flag` is the flag of
+  /// hf_dir.
   std::optional<WeightLayout> layout(const std::string& hf_dir, const std::string& flag) const;
 };
 
