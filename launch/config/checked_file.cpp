@@ -24,7 +24,7 @@ bool has_any(const YAML::Node& root, std::initializer_list<const char*> keys) {
   return std::ranges::any_of(keys, [&](const char* key) { return root[key].IsDefined(); });
 }
 
-/// Of a file without sections: whether more of its keys are those of FSDP2 files than options.
+/// For a file without sections: true if more of its keys belong to FSDP2 files than to options.
 bool is_fsdp2_file(const YAML::Node& root) {
   if (has_any(root, {"parallel", "fsdp_plan", "recompute_plan", "ep_plan"})) return true;
   const auto known = fsdp2_config_keys();
@@ -37,7 +37,7 @@ bool is_fsdp2_file(const YAML::Node& root) {
   return of_file > of_options;
 }
 
-/// What a reader throws is of its keys, which it has noted, or of the file.
+/// Collects a reader's errors: those of keys are in the log, others belong to the file.
 class Check {
  public:
   explicit Check(std::string dialect) { file_.dialect = std::move(dialect); }
@@ -85,7 +85,7 @@ CheckedFile check_roll(const std::string& path, const YAML::Node& root, const st
     throw UsageError(path + " has no worker " + role.value_or("of fsdp2_train or fsdp2_infer") +
                      "; only those are run here.");
   }
-  // Each worker has read what all share, and left the others.
+  // Each worker has read the common keys and skipped the other workers'.
   std::set<std::tuple<int, std::string, KeyNote::Use>> seen;
   std::erase_if(check.keys(), [&](const KeyNote& note) {
     return (checked.contains(note.key) && note.use == KeyNote::Use::kIgnored) ||
@@ -102,11 +102,11 @@ CheckedFile check_mindspeed(const std::string& path, std::string dialect, std::o
   return check.take();
 }
 
-/// As `megashard plan --device` takes it.
+/// Checks a file for `megashard plan --device`.
 CheckedFile check_device(const std::string& path, const YAML::Node& root) {
   Check check("device of megashard plan");
   check.attempt([&](Mistakes&, KeyLog* log) {
-    read_device_model(path);  // all keys, or an error of one of them
+    read_device_model(path);  // reads all keys or throws an error about one
     for (const auto& item : root) {
       const YAML::Node& value = item.second;
       const std::string text = value.IsScalar() ? value.Scalar()

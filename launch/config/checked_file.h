@@ -8,15 +8,15 @@
 
 namespace megashard {
 
-/// A configuration file, read by the reader that a training would take.
+/// A configuration file, read with the reader that a training uses.
 struct CheckedFile {
   std::string dialect;                ///< "FSDP2 file"
-  KeyLog keys;                        ///< in the file's order
-  std::vector<std::string> mistakes;  ///< that are of no key, each with its remedy
+  KeyLog keys;                        ///< in the order of the file
+  std::vector<std::string> mistakes;  ///< errors not tied to a key, each with its remedy
 };
 
-/// `role`: of a configuration of ROLL, this worker alone; unset: all that can be run here. Throws UsageError for a file
-/// that cannot be read or is of no known form.
+/// Checks a file. `role` selects one worker of a ROLL configuration; unset: all supported ones. Throws UsageError for a
+/// file that cannot be read or has no known form.
 CheckedFile check_file(const std::string& path, const std::optional<std::string>& role);
 
 }  // namespace megashard

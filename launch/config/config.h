@@ -2,8 +2,8 @@
 
 namespace megashard {
 
-/// `megashard config --check FILE...`: what becomes of each key of configuration files; argv[0] is the subcommand.
-/// Returns the exit code: not 0 if a key is refused.
+/// Runs `megashard config --check FILE...`, which reports how each key of configuration files is used; argv[0] is the
+/// subcommand. Returns the exit code, non-zero if a key is refused.
 int run_config(int argc, char** argv);
 
 }  // namespace megashard
