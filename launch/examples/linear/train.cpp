@@ -1,10 +1,9 @@
-// The first program of everybody who tries FSDP2: one linear layer on random data, a distributed
-// sampler, SGD, three epochs.
+// A first program with FSDP2: one linear layer on random data, a distributed sampler, SGD, three epochs.
 //
 //   torchrun --no-python --nproc-per-node 4 ./linear_example [INIT_METHOD]
 //
-// INIT_METHOD is env:// (the default), tcp://HOST:PORT or file:///PATH. The first rank prints the
-// order in which it takes its samples and the mean loss of each epoch over all ranks.
+// INIT_METHOD is env:// (the default), tcp://HOST:PORT or file:///PATH. The first rank prints the order of its samples
+// and the mean loss of each epoch over all ranks.
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
