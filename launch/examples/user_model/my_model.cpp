@@ -1,5 +1,5 @@
-// A model of one's own for `megashard pretrain --model-plugin ./libmymodel.so --model my_model`.
-// docs/user_models.md explains it step by step.
+// A user's model for `megashard pretrain --model-plugin ./libmymodel.so --model my_model`. docs/user_models.md explains
+// it step by step.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -12,7 +12,7 @@
 
 namespace {
 
-/// Each token sees the mean of those before it.
+/// Mixes into each token the mean of the tokens up to and including it.
 struct MixBlockImpl : torch::nn::Module {
   explicit MixBlockImpl(int64_t width)
       : mix(register_module("mix", torch::nn::Linear(width, width))),
@@ -23,13 +23,13 @@ struct MixBlockImpl : torch::nn::Module {
   }
   torch::nn::Linear mix, out;
 };
-using MixBlock = megashard::Hooked<MixBlockImpl>;  // hooked: a group, or recomputed, of its own
+using MixBlock = megashard::Hooked<MixBlockImpl>;  // hooked: can be a unit or recomputed
 using Head = megashard::Hooked<torch::nn::LinearImpl>;
 
 class MyModel : public megashard::MultiModalModule, public megashard::FSDP2Mixin, public megashard::WeightInitMixin {
  public:
   explicit MyModel(const megashard::Arguments& arguments)
-      : vocab_size_(arguments.padded_vocab_size.value_or(256)) {  // of --vocab-size and the end of documents
+      : vocab_size_(arguments.padded_vocab_size.value_or(256)) {  // --vocab-size and end of document
     const int64_t width = arguments.hidden_size.value_or(64);
     embed_ = register_module("embed", torch::nn::Embedding(vocab_size_, width));
     blocks_ = register_module("blocks", torch::nn::ModuleList());
@@ -46,7 +46,7 @@ class MyModel : public megashard::MultiModalModule, public megashard::FSDP2Mixin
     return at::cross_entropy_loss(logits.transpose(1, 2), input.labels, {}, at::Reduction::None);
   }
   int64_t vocab_size() const override { return vocab_size_; }
-  /// The head has Megatron's name in checkpoints of --ckpt-format torch_dist.
+  /// Gives the head Megatron's name in checkpoints of --ckpt-format torch_dist.
   megashard::ShardedTensors sharded_state_dict() override {
     auto tensors = MultiModalModule::sharded_state_dict();
     for (auto& [name, tensor] : tensors)
@@ -55,13 +55,13 @@ class MyModel : public megashard::MultiModalModule, public megashard::FSDP2Mixin
   }
 
  protected:
-  // Its own choices, where the FSDP2 file says nothing.
+  // The model's defaults, if the FSDP2 file has none.
 
   void set_recompute_modules_to_wrap() override {  // every second block
     if (request().config.sub_modules_to_wrap) return FSDP2Mixin::set_recompute_modules_to_wrap();
     for (size_t i = 0; i < blocks_->size(); i += 2) recompute_matching({"blocks." + std::to_string(i)});
   }
-  /// The head's weights stay between forward and backward; each block is a unit.
+  /// Keeps the head unsharded between forward and backward; makes each block a unit.
   void set_fullyshard_modules_to_wrap() override {
     if (request().config.sub_modules_to_wrap) return FSDP2Mixin::set_fullyshard_modules_to_wrap();
     auto head_options = options();
