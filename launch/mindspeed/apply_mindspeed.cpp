@@ -20,13 +20,13 @@ void freeze_parts(const MindSpeedRun& run, Arguments& arguments) {
   const auto add = [&](bool frozen, const auto& modules) {
     if (frozen) arguments.freeze_modules.insert(arguments.freeze_modules.end(), modules.begin(), modules.end());
   };
-  // pretrain_vlm freezes the tower unless its section says otherwise.
+  // pretrain_vlm freezes the tower unless its section says otherwise
   add(run.freezes_encoder.value_or(!run.is_from_hf), model->encoder);
   add(run.freezes_projector.value_or(false), model->projector);
   add(run.freezes_decoder.value_or(false), std::vector<const char*>{"model.language_model", "lm_head"});
 }
 
-/// Megatron asks for them; the model is built from config.json alone.
+/// Drops network flags that Megatron requires; the model is built from config.json only.
 void drop_flags_of_the_network(Arguments& arguments, const DiagnosticSink& sink) {
   std::vector<std::string> dropped;
   const auto drop = [&](const char* name, auto& field) {
@@ -93,10 +93,10 @@ void apply_length(const MindSpeedRun& run, Arguments& arguments, int64_t world_s
   if (!arguments.lr_decay_iters && arguments.lr_decay_style == LrDecayStyle::kCosine && run.decay_ratio < 1)
     arguments.lr_decay_iters = static_cast<int64_t>(iterations * run.decay_ratio);
   if (!arguments.lr_decay_iters && arguments.lr_warmup_iters >= *arguments.train_iters)
-    arguments.lr_decay_iters = arguments.lr_warmup_iters + 1;  // which the run does not reach
+    arguments.lr_decay_iters = arguments.lr_warmup_iters + 1;  // beyond the end of the run
 }
 
-/// Its weights come from a checkpoint or are drawn; model_name_or_path only describes the model.
+/// Weights come from a checkpoint or are initialised; model_name_or_path only describes the model.
 void apply_start(const MindSpeedRun& run, Arguments& arguments, const DiagnosticSink& sink) {
   const bool has_start = arguments.load || arguments.from_scratch || arguments.skip_train;
   if (!run.is_native || !arguments.init_model_with_meta_device || has_start) return;
@@ -129,7 +129,7 @@ nlohmann::ordered_json config_json(const Arguments& arguments) {
   return nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
 }
 
-/// A number of config.json, or of the object that describes a part of it.
+/// A number of config.json, or of its object for a part of the model.
 std::optional<double> number_in(const nlohmann::ordered_json& object, const char* key) {
   const auto found = object.find(key);
   return found == object.end() || !found->is_number() ? std::nullopt : std::optional(found->get<double>());
@@ -180,7 +180,7 @@ void apply_mindspeed(MindSpeedRun& run, Arguments& arguments, int64_t world_size
   apply_data(run, arguments, sink, mistakes);
   if (run.is_native) {
     mistakes.attempt([&] { apply_length(run, arguments, world_size, samples_of_epoch, sink); });
-    // Its optimizer decays every parameter.
+    // MindSpeed-MM's optimizer decays every parameter.
     if (arguments.weight_decay != 0) {
       auto& overrides = arguments.param_group_overrides;
       overrides.insert(overrides.begin(), "*:wd_mult=1");
@@ -208,7 +208,7 @@ void apply_mindspeed(const MindSpeedRun& run, Fsdp2Config& config) {
 void check_mindspeed_model(const MindSpeedRun& run, const Arguments& arguments) {
   if (!arguments.hf_model) return;
   const auto config = config_json(arguments);
-  if (!config.is_object()) return;  // who reads it says what is wrong
+  if (!config.is_object()) return;  // its reader reports the error
   Mistakes mistakes;
   const auto type = config.value("model_type", "");
   const auto* model = find_mindspeed_model(run.model_id);

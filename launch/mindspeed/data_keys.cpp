@@ -4,7 +4,7 @@
 #include "launch/mindspeed/mindspeed_keys.h"
 
 namespace megashard {
-namespace mindspeed_data {  // names of its own: files are compiled together
+namespace mindspeed_data {  // unique names: files are compiled together
 namespace {
 
 using V = YamlValue;
@@ -83,7 +83,7 @@ const MindSpeedKey kAttributes[] = {
     {"videos", nullptr, "", "videos are prepared by the model's chat template alone (docs/data.md): give --data-path"},
     {"audios", nullptr, "", "no model here hears"},
     {"tools", nullptr, "", "tools are prepared by the model's chat template alone (docs/data.md): give --data-path"},
-    {"observation_tag"},  // a record that has such a turn is refused when it is prepared
+    {"observation_tag"},  // preparation refuses records with such a turn
     {"function_tag"},
     {"chosen"},
     {"rejected"},
@@ -154,7 +154,7 @@ const MindSpeedKey kBasic[] = {
     {"use_pmcc_data", nullptr, "false", "records are read by their columns"},
     {"tool_format", nullptr, "", "tools are prepared by the model's chat template alone (docs/data.md)"},
     {"async_preprocess_buffer_size"},
-    {"enable_thinking"},  // of templates that are refused
+    {"enable_thinking"},  // only for templates that are refused
     {"overwrite_cache"},
     {"preprocessing_batch_size"},
 };

@@ -1,4 +1,4 @@
-// Finds MindSpeed-MM's sections in the files that flags name, and reads them key by key.
+// Finds MindSpeed-MM's sections in the files of flags, and reads their keys.
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -13,10 +13,10 @@ namespace {
 
 constexpr const char* kNativeSections[] = {"training", "features", "model", "data"};
 
-/// Reads one section of a file and those inside it.
+/// Reads a section of a file and its inner sections.
 class SectionReader {
  public:
-  /// `skip`: what stands before the keys of a file that is a section itself ("data.").
+  /// `skip`: prefix of the keys in a file that is a section itself ("data.").
   SectionReader(const std::string& file, std::span<const MindSpeedSection> sections, const std::string& skip,
                 MindSpeedRun& run, Arguments& arguments, Mistakes& mistakes, KeyLog* log)
       : file_(file),
@@ -27,7 +27,7 @@ class SectionReader {
         mistakes_(mistakes),
         log_(log) {}
 
-  /// What stands there does not count.
+  /// Skips a section.
   void leave(const std::string& path) { left_.insert(path); }
 
   void read(const std::string& path, const YAML::Node& node) {
@@ -120,14 +120,14 @@ class SectionReader {
   std::set<std::string> left_;
 };
 
-/// A section and the file that it stands in.
+/// A section and its file.
 struct Section {
   std::string file;
   YAML::Node node{YAML::NodeType::Undefined};
   bool is_file = false;  // the file is the section
 };
 
-/// `--mm-data FILE` is a section in JSON, or a YAML file that has it under its name.
+/// `--mm-data FILE` is a section in JSON, or a YAML file that contains the section by name.
 Section section_of(const std::string& path, const std::string& flag, const char* name) {
   Section section{path, load_yaml(read_configuration(path, flag), path), true};
   if (!section.node.IsMap()) throw UsageError(flag + " " + path + ": the file must hold a map of keys.");
@@ -140,7 +140,7 @@ YAML::Node root_of(const std::string& path) {
   try {
     return load_yaml(read_configuration(path, ""), path);
   } catch (const UsageError&) {
-    return YAML::Node(YAML::NodeType::Undefined);  // who needs the file says what is wrong with it
+    return YAML::Node(YAML::NodeType::Undefined);  // the file's reader reports the error
   }
 }
 
@@ -158,19 +158,19 @@ std::string known_models() {
   return c10::Join(", ", ids);
 }
 
-/// Refuses a section about a model that is not here, whose other keys then say nothing.
+/// Refuses a section about an unsupported model, whose other keys are then meaningless.
 void check_model_id(const Section& model) {
   const YAML::Node id = model.node["model_id"];
   const bool named = id.IsDefined() && id.IsScalar();
   if (named && find_mindspeed_model(id.Scalar()) != nullptr) return;
   const bool from_hf = model.node["init_from_hf_path"].IsDefined() || model.node["model_name_or_path"].IsDefined();
-  if (!named && from_hf) return;  // config.json says which
+  if (!named && from_hf) return;  // config.json names it
   throw UsageError(yaml_place(model.file, named ? id : model.node) + "model" +
                    (named ? "_id " + id.Scalar() + " is" : ": the section describes") +
                    " no model that this program has; it has " + known_models() + ", and models of text by --hf-model.");
 }
 
-/// A key inside a map, or one that is not defined.
+/// A key of a map; undefined if absent.
 YAML::Node inside(const YAML::Node& map, const char* key) {
   return map.IsDefined() && map.IsMap() ? map[key] : YAML::Node(YAML::NodeType::Undefined);
 }
@@ -180,7 +180,7 @@ bool is_on(const YAML::Node& node) {
   return node.IsDefined() && YAML::convert<bool>::decode(node, on) && on;
 }
 
-/// What the native route takes where its file says nothing.
+/// Sets the native route's defaults.
 void set_native_defaults(Arguments& arguments) {
   const auto set = [&](const char* name, auto& field, auto value) {
     if (!arguments.is_given(name)) field = value;
@@ -240,7 +240,7 @@ std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& con
   MindSpeedRun run;
   run.model_by_flag = arguments.is_given("hf_model");
   run.length_by_flag = arguments.is_given("train_iters");
-  for (const auto& file : {arguments.fsdp2_config_path, config}) {  // the later one counts
+  for (const auto& file : {arguments.fsdp2_config_path, config}) {  // the later one takes precedence
     if (!file) continue;
     const YAML::Node root = root_of(*file);
     const bool beside_flags = root.IsDefined() && root.IsMap() && root["gpt_args"].IsDefined();
@@ -256,12 +256,12 @@ std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& con
   if (arguments.mm_model) mistakes.attempt([&] { model = section_of(*arguments.mm_model, "--mm-model", "model"); });
   if (arguments.mm_tool) run.unused.emplace_back("--mm-tool");
   if (model.node.IsDefined()) {
-    mistakes.attempt_or_throw([&] { check_model_id(model); });  // all else is about that model
+    mistakes.attempt_or_throw([&] { check_model_id(model); });  // all other keys concern that model
     SectionReader(model.file, mindspeed_model_sections(), model.is_file ? "model." : "", run, arguments, mistakes, log)
         .read("model", model.node);
   }
   if (data.node.IsDefined()) read_data(data, run, arguments, mistakes, log);
-  if (run.data && !arguments.hf_model) arguments.hf_model = run.data->model;  // whose weights MindSpeed-MM converts
+  if (run.data && !arguments.hf_model) arguments.hf_model = run.data->model;  // MindSpeed-MM converts these weights
   const bool any = run.is_native || data.node.IsDefined() || model.node.IsDefined() || arguments.mm_tool;
   return any ? std::optional(std::move(run)) : std::nullopt;
 }

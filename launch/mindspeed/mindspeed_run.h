@@ -15,46 +15,45 @@
 
 namespace megashard {
 
-/// What MindSpeed-MM's configurations say beside Megatron's flags, as far as it is not an argument
-/// already: --mm-data, --mm-model and --mm-tool, the same sections beside gpt_args, and the file of
-/// its native route.
+/// Settings of MindSpeed-MM's configurations besides Megatron's flags and those converted to arguments: --mm-data,
+/// --mm-model and --mm-tool, the same sections beside gpt_args, and the file of its native route.
 struct MindSpeedRun {
   bool is_native = false;
-  bool model_by_flag = false, length_by_flag = false;  ///< --hf-model, --train-iters; read before the sections
+  bool model_by_flag = false, length_by_flag = false;  ///< --hf-model, --train-iters are given
   std::optional<Preparation> data, validation;
   double validation_share = 0;             ///< val_rate
-  bool prepares_data = false;              ///< the data section is read
-  std::string model_id, model_place;       ///< and where it stands
-  bool is_from_hf = false;                 ///< init_from_hf_path: the section's sizes mean nothing
-  std::map<std::string, int64_t> sizes{};  ///< "text_decoder.num_layers": of a network that the section describes
+  bool prepares_data = false;              ///< the data section is used
+  std::string model_id, model_place;       ///< and its place in the file
+  bool is_from_hf = false;                 ///< init_from_hf_path: sizes in the section are ignored
+  std::map<std::string, int64_t> sizes{};  ///< "text_decoder.num_layers": sizes of a network that the section describes
   std::optional<double> router_aux_loss_coef;
   std::optional<bool> freezes_encoder, freezes_projector, freezes_decoder;
   std::vector<std::string> recompute_modules, offload_modules;  ///< patterns
   bool recompute_reentrant = true;
-  bool recomputes = true, offloads = true;  ///< whether those count
+  bool recomputes = true, offloads = true;  ///< whether those apply
   int64_t gradient_accumulation_steps = 1;
   std::optional<int64_t> epochs;
   double warmup_ratio = 0, decay_ratio = 1;
-  std::vector<std::string> unused{};  ///< keys that nothing here reads
+  std::vector<std::string> unused{};  ///< keys that are not read
 };
 
-/// Reads the sections that the flags and files name, `config` (the YAML file, which may have them)
-/// among them. Flags that the user gave win. None: there are no such sections.
+/// Reads the sections of the files named by flags and of `config` (the YAML file, if it has any). The user's flags take
+/// precedence. Nullopt if there are no such sections.
 std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& config, Arguments& arguments,
                                            Mistakes& mistakes, KeyLog* log = nullptr);
 
-/// Whether the file is one of the native route: the sections of training and parallelism at its top.
+/// True for a file of the native route, which has sections of training and parallelism at the top level.
 bool is_native_configuration(const std::string& path);
 
-/// What depends on the number of ranks and the data, before validate_arguments. Checks that the data
-/// are prepared.
+/// Applies the settings that depend on the number of ranks and the data. Checks that the data is prepared. Call it
+/// before validate_arguments.
 void apply_mindspeed(MindSpeedRun& run, Arguments& arguments, int64_t world_size,
                      const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink, Mistakes& mistakes);
 
-/// What the model section says about the sharding.
+/// Applies the model section to the FSDP2 configuration.
 void apply_mindspeed(const MindSpeedRun& run, Fsdp2Config& config);
 
-/// Contradictions between the model section and config.json of --hf-model. Throws UsageErrors.
+/// Compares the model section with config.json of --hf-model. Throws UsageErrors for contradictions.
 void check_mindspeed_model(const MindSpeedRun& run, const Arguments& arguments);
 
 }  // namespace megashard

@@ -3,7 +3,7 @@
 #include "launch/mindspeed/mindspeed_keys.h"
 
 namespace megashard {
-namespace mindspeed_model {  // names of its own: files are compiled together
+namespace mindspeed_model {  // unique names: files are compiled together
 namespace {
 
 using V = YamlValue;
@@ -17,7 +17,7 @@ void take_id(const V& value, R& run, A&) {
   run.model_place = yaml_place(value.source, value.node) + value.key;
 }
 
-/// init_from_hf_path of the legacy route, model_name_or_path of the native one.
+/// Reads init_from_hf_path of the legacy route, model_name_or_path of the native one.
 void take_folder(const V& value, R& run, A& arguments) {
   run.is_from_hf = true;
   set_unless_given(kHfModel, value, arguments);
@@ -33,7 +33,7 @@ void take_freeze(const V& value, R& run, A&) {
   run.*field = value.boolean();
 }
 
-/// Sizes of a network that the file describes, to be compared with config.json.
+/// Stores sizes of a network that the file describes, for comparison with config.json.
 void take_size(const V& value, R& run, A&) {
   if (value.node.IsScalar() && value.node.Scalar() == "null") return;
   run.sizes[value.key] = value.integer(0);
@@ -70,7 +70,7 @@ const MindSpeedKey kModel[] = {
     {"mtp_loss_scaling_factor"},
     {"trust_remote_code"},
     {"attn_implementation"},
-    {"img_context_token_id"},  // config.json has them
+    {"img_context_token_id"},  // defined in config.json
     {"vision_start_token_id"},
     {"patch"},
 };
@@ -103,7 +103,7 @@ const MindSpeedKey kDecoder[] = {
 
 const MindSpeedKey kLoss[] = {
     {"loss_type", take_loss}, {"router_aux_loss_coef", take_balance}, {"router_aux_loss_offload"},
-    {"compute_mode"},  // how much memory it takes
+    {"compute_mode"},  // affects memory only
     {"chunk_size"},
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// As a shell takes it for one word.
+/// Quotes a word for a shell.
 std::string quoted(const std::string& word) {
   constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:,+-";
   if (!word.empty() && word.find_first_not_of(kPlain) == word.npos) return word;
@@ -31,7 +31,7 @@ bool same_words(const std::string& one, const std::string& other) {
 
 using Words = std::map<std::string, std::string>;
 
-/// An object of strings that the script recorded; empty where there is none.
+/// An object of strings recorded by the script; empty if absent.
 Words recorded(const SafetensorsFile& file, const char* what) {
   const auto found = file.metadata().find(what);
   if (found == file.metadata().end()) return {};
@@ -52,7 +52,7 @@ std::string shown(const std::string& flag, const std::string& words) {
   return words.empty() ? flag : flag + " " + words;
 }
 
-/// How the set was prepared otherwise than asked; empty: it was not.
+/// Differences between the prepared set and the requested preparation; empty if none.
 std::string differences(const Words& recorded, const Preparation& wanted) {
   std::vector<std::string> told;
   Words extra = recorded;

@@ -9,16 +9,16 @@
 
 namespace megashard {
 
-/// How MindSpeed-MM's data section asks for conversations to be prepared: the flags of
+/// Preparation of conversations requested by MindSpeed-MM's data section: flags of
 /// launch/preprocess/preprocess_data.py. Defaults are MindSpeed-MM's.
 struct Preparation {
-  std::string place;  ///< "data.json: dataset_param": begins messages
+  std::string place;  ///< "data.json: dataset_param", the beginning of messages
   std::vector<std::string> inputs;
-  std::string model;  ///< whose tokenizer and image processor
+  std::string model;  ///< model with the tokenizer and image processor
   std::string image_folder = "data";
-  std::string cache_folder;  ///< where the prepared set lies; empty: beside the first input
+  std::string cache_folder;  ///< folder of the prepared set; empty: that of the first input
   std::string turn_template;
-  /// Where a record has its parts; an empty name: nowhere.
+  /// Names of a record's parts; empty: absent.
   std::map<std::string, std::string> columns = {
       {"messages", "conversations"}, {"images", ""},    {"system", ""},       {"role", "from"},
       {"content", "value"},          {"user", "human"}, {"assistant", "gpt"}, {"system_role", "system"}};
@@ -28,20 +28,20 @@ struct Preparation {
   bool mask_history = false, learn_questions = false, strip_text = false;
   int64_t workers = 1;
 
-  /// For --data-path.
+  /// Path for --data-path.
   std::string prefix() const;
-  /// What the script records in the set: flags and their words.
+  /// Flags and values that the script records in the set.
   std::vector<std::pair<std::string, std::string>> flags() const;
-  /// A shell's, which makes the set.
+  /// Shell command that creates the set.
   std::string command() const;
 };
 
-/// Throws UsageError, with the command, for a set that is not there, or that was prepared of other
-/// data (by their names and sizes) or by other flags.
+/// Throws UsageError with the command if the set does not exist, or was prepared from other data (by names and sizes)
+/// or with other flags.
 void require_prepared(const Preparation& preparation);
 
-/// Throws UsageError where pictures of a set of conversations were prepared by other values of these
-/// flags. `place` begins the message. Other kinds of sets have none.
+/// Throws UsageError if the images of a set of conversations were prepared with other values of these flags. `place`
+/// begins the message. Other kinds of sets have no images.
 void require_pictures_prepared(const std::string& prefix, const std::map<std::string, int64_t>& flags,
                                const std::string& place);
 

@@ -2,7 +2,7 @@
 #include "launch/mindspeed/mindspeed_keys.h"
 
 namespace megashard {
-namespace mindspeed_training {  // names of its own: files are compiled together
+namespace mindspeed_training {  // unique names: files are compiled together
 namespace {
 
 using V = YamlValue;
@@ -111,7 +111,7 @@ const MindSpeedKey kQuantisation[] = {
     {"fsdp_low_precision_all_gather_mode"},
 };
 
-/// With `enable`, which decides whether the others count.
+/// Keys that apply if `enable` is set.
 const MindSpeedKey kLora[] = {
     {"rank", mindspeed_flag<kLoraR>},
     {"alpha", mindspeed_flag<kLoraAlpha>},
@@ -128,8 +128,8 @@ const MindSpeedKey kFeatures[] = {
     {"recompute", [](const V& value, R& run, A&) { run.recomputes = value.boolean(); }},
     {"enable_activation_offload", [](const V& value, R& run, A&) { run.offloads = value.boolean(); }},
     {"enable_ep_balance", nullptr, "false", "every expert has its ranks for the whole run"},
-    {"skip_moe_pad_tokens"},  // padding is not learnt, and does not count for the balance
-    {"enable_chunk_loss"},    // how much memory the loss takes
+    {"skip_moe_pad_tokens"},  // padding has no loss and does not count for the balance
+    {"enable_chunk_loss"},    // affects the memory of the loss only
     {"enable_dynamic_chunk_loss"},
     {"chunkloss_plan"},
     {"enable_chunk_mbs"},
