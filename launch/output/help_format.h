@@ -6,8 +6,8 @@
 
 namespace megashard {
 
-/// The help of subcommands whose flags CLI11 reads, as that of `megashard pretrain`: a flag with the kind of its value
-/// (type_name), and below it its explanation, in lines of kHelpWidth columns. Its App's subcommands inherit it.
+/// Formats the help of subcommands parsed by CLI11 like that of `megashard pretrain`: a flag with the type of its value
+/// (type_name), and its explanation below, in lines of kHelpWidth columns. Inherited by an App's subcommands.
 class HelpFormat : public CLI::Formatter {
  public:
   std::string make_option(const CLI::Option* option, bool is_positional) const override;

@@ -5,7 +5,7 @@
 
 namespace megashard {
 
-/// A line on standard output, flushed: logs are followed while a program runs.
+/// Prints a line on standard output and flushes it, because logs are followed while a program runs.
 inline void print_line(const std::string& line) { std::cout << line << std::endl; }
 
 }  // namespace megashard

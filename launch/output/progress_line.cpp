@@ -8,7 +8,7 @@
 namespace megashard {
 namespace {
 
-constexpr double kLeastSeconds = 0.05;  // before that a rate says nothing
+constexpr double kLeastSeconds = 0.05;  // before that the rate is meaningless
 
 std::string amount_text(double amount, const char* unit) { return unit ? short_number(amount) : byte_text(amount); }
 
@@ -47,7 +47,7 @@ void ProgressLine::show(const WorkProgress& progress) {
   if (!clock_->is_due() && !(begins && has_terminal_)) return;
   const auto text = progress_text(progress, std::chrono::duration<double>(Clock::now() - begin_).count());
   if (!has_terminal_) return say_(text);
-  rewrite_line(text.substr(0, static_cast<size_t>(standard_output().columns - 1)));  // in the last column it would wrap
+  rewrite_line(text.substr(0, static_cast<size_t>(standard_output().columns - 1)));  // the last column would wrap
 }
 
 }  // namespace megashard

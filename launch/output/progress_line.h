@@ -11,18 +11,18 @@
 
 namespace megashard {
 
-/// "load: 12.30 GiB of 60.10 GiB, 20.5 %, 1.20 GiB/s, 39.8 s left" after so many seconds of work.
+/// "load: 12.30 GiB of 60.10 GiB, 20.5 %, 1.20 GiB/s, 39.8 s left" after `seconds` of work.
 std::string progress_text(const WorkProgress& progress, double seconds);
 
-/// Tells how far the long works of this thread are: on a terminal by a line at the bottom that is written again, a few
-/// times a second, and is gone when the work is done; else, now and then, by a line of the log. For the first rank.
+/// Shows the progress of this thread's long operations: on a terminal in a bottom line that is rewritten a few times a
+/// second and removed at the end, otherwise with an occasional log line. For the first rank.
 class ProgressLine {
  public:
   struct Intervals {
     std::chrono::milliseconds terminal{200};
     std::chrono::milliseconds log = std::chrono::seconds(30);
   };
-  /// `say` takes the lines of a log.
+  /// `say` receives log lines.
   explicit ProgressLine(std::function<void(const std::string& line)> say) : ProgressLine(std::move(say), Intervals()) {}
   ProgressLine(std::function<void(const std::string& line)> say, Intervals intervals);
 
@@ -32,8 +32,8 @@ class ProgressLine {
 
   const std::function<void(const std::string& line)> say_;
   const Intervals intervals_;
-  std::mutex mutex_;                    // works are done by several threads
-  std::optional<ProgressClock> clock_;  // of a work; null: none is under way
+  std::mutex mutex_;                    // operations may run in several threads
+  std::optional<ProgressClock> clock_;  // of the current operation; null: none
   Clock::time_point begin_;
   bool has_terminal_ = false;
   WorkWatch watch_;  // last: it calls show()

@@ -18,7 +18,7 @@ std::optional<double> number_in(const StepReport& report, std::string_view key) 
   return std::nullopt;
 }
 
-/// What is shown, and whether it alarms.
+/// Fields of the line, and whether they are highlighted.
 std::vector<std::pair<std::string, bool>> status_fields(const StepReport& report, double step_seconds) {
   std::vector<std::pair<std::string, bool>> fields;
   const auto add = [&](const std::string& text, bool alarms = false) { fields.emplace_back(text, alarms); };
@@ -39,7 +39,7 @@ std::vector<std::pair<std::string, bool>> status_fields(const StepReport& report
 
 std::string status_text(const StepReport& report, double step_seconds, const Terminal& terminal) {
   std::string text;
-  auto room = static_cast<size_t>(std::max(0, terminal.columns - 1));  // in the last column a line would wrap
+  auto room = static_cast<size_t>(std::max(0, terminal.columns - 1));  // the last column would wrap
   bool is_first = true;
   for (const auto& [field, alarms] : status_fields(report, step_seconds)) {
     const size_t space = is_first ? 0 : 2;
@@ -58,7 +58,7 @@ void print_over_status(const std::string& line) { print_line((standard_output().
 StatusLine::StatusLine(std::chrono::milliseconds interval) : clock_(interval) {}
 
 void StatusLine::show(const StepReport& report) {
-  constexpr double kOfLast = 0.1;  // how much one step counts
+  constexpr double kOfLast = 0.1;  // weight of the latest step
   step_seconds_ = step_seconds_ ? (1 - kOfLast) * *step_seconds_ + kOfLast * report.seconds : report.seconds;
   const Terminal terminal = standard_output();
   if (!terminal.is_there) return;

@@ -11,13 +11,13 @@
 namespace megashard {
 
 /// "step 120/1000  ETA 5 min  loss 4.089  12.3k tokens/s  MFU 41.2 %  12.0 GiB  data 0.1 ms", cut to the terminal's
-/// columns. `step_seconds`: what a step to come will take. Numbers that the report lacks are left out.
+/// columns. `step_seconds` is the expected time of future steps. Values missing from the report are omitted.
 std::string status_text(const StepReport& report, double step_seconds, const Terminal& terminal);
 
-/// A line, or several, on standard output, over a status line that may stand there. Every rank prints so.
+/// Prints one or more lines on standard output, over a status line if there is one. Used by every rank.
 void print_over_status(const std::string& line);
 
-/// A line at the bottom of a terminal that tells the last step and is written again, a few times a second. For rank 0.
+/// Bottom line of a terminal about the last step, rewritten a few times a second. For rank 0.
 class StatusLine {
  public:
   explicit StatusLine(std::chrono::milliseconds interval = std::chrono::milliseconds(200));
@@ -25,13 +25,13 @@ class StatusLine {
   StatusLine(const StatusLine&) = delete;
   StatusLine& operator=(const StatusLine&) = delete;
 
-  /// After a step. Nothing where standard output is no terminal.
+  /// Call it after a step. Does nothing if standard output is not a terminal.
   void show(const StepReport& report);
   void clear();
 
  private:
   ProgressClock clock_;
-  std::optional<double> step_seconds_;  // of late
+  std::optional<double> step_seconds_;  // smoothed
   bool is_shown_ = false;
 };
 

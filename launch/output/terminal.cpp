@@ -13,7 +13,7 @@ Terminal standard_output() {
   Terminal terminal;
   const char* kind = std::getenv("TERM");
   terminal.is_there = isatty(STDOUT_FILENO) != 0 && kind != nullptr && std::string_view(kind) != "dumb";
-  const char* plain = std::getenv("NO_COLOR");  // no-color.org: unless it is empty
+  const char* plain = std::getenv("NO_COLOR");  // no-color.org: set and not empty
   terminal.has_colors = terminal.is_there && (plain == nullptr || *plain == '\0');
   winsize size{};
   if (terminal.is_there && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)

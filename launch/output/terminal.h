@@ -4,18 +4,18 @@
 
 namespace megashard {
 
-/// What standard output can show. A file or a pipe shows lines alone.
+/// Capabilities of standard output. Files and pipes support only lines.
 struct Terminal {
-  bool is_there = false;    ///< one that can rewrite a line: not TERM=dumb
-  bool has_colors = false;  ///< without NO_COLOR in the environment
+  bool is_there = false;    ///< can rewrite a line: not TERM=dumb
+  bool has_colors = false;  ///< NO_COLOR is not in the environment
   int columns = 80;
 };
 
-/// Of this process, now: windows change their sizes.
+/// Queries this process's terminal; its size may change.
 Terminal standard_output();
 
-/// Writes the line at the bottom of a terminal again, or with no text erases it. The cursor stays at its begin, so that
-/// what else is printed, by other ranks too, overwrites it.
+/// Rewrites the bottom line of a terminal; an empty text erases it. The cursor stays at its beginning, so that other
+/// output, also of other ranks, overwrites it.
 void rewrite_line(const std::string& text);
 
 }  // namespace megashard

@@ -10,14 +10,14 @@ namespace megashard {
 
 std::string mebibytes(int64_t bytes);  ///< "0.27"
 
-/// Columns as wide as their widest cell; those of `right` stand to the right.
+/// A table with columns as wide as their widest cell; those in `right` are right-aligned.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> titles, std::set<size_t> right = {}) : right_(std::move(right)) {
     add(std::move(titles));
   }
   void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  /// Behind an empty line; nothing when there are titles alone.
+  /// Prints an empty line and the table; nothing if it has only titles.
   void print() const;
 
  private:
