@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The folder of the devices that come with the program.
+/// Folder of the devices installed with the program.
 fs::path own_devices() {
   Dl_info here;
   TORCH_INTERNAL_ASSERT(dladdr(reinterpret_cast<void*>(&own_devices), &here) != 0);
@@ -81,7 +81,7 @@ constexpr std::array kFields = {Field{"flops_8", &DeviceModel::flops_8},
                                 Field{"host_memory_bandwidth", &DeviceModel::host_memory_bandwidth},
                                 Field{"storage_bandwidth", &DeviceModel::storage_bandwidth}};
 
-/// - {bits: 32, m: 1024, n: 1024, k: 64, flops: 4e10}
+/// Parses - {bits: 32, m: 1024, n: 1024, k: 64, flops: 4e10}.
 std::vector<DeviceModel::Product> measured_products(const YamlValue& value) {
   constexpr const char* kExpected = "a list of {bits: 32, m: 1024, n: 1024, k: 64, flops: 4e10}";
   if (!value.node.IsSequence()) value.expected(kExpected);
@@ -98,7 +98,7 @@ std::vector<DeviceModel::Product> measured_products(const YamlValue& value) {
   return products;
 }
 
-/// megashard::swiglu: 8e9
+/// Parses megashard::swiglu: 8e9.
 std::map<std::string, double> measured_operators(const YamlValue& value) {
   if (!value.node.IsMap()) value.expected("a map of operators to bytes a second");
   std::map<std::string, double> operators;

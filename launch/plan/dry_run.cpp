@@ -29,7 +29,7 @@ namespace {
 
 constexpr const char* kFromOthers = "follows from others";
 
-/// The launcher's, or as many ranks as --world-size says.
+/// The launcher's ranks, or --world-size ranks.
 RendezvousOptions ranks_of(CommandLine& line) {
   const Arguments& arguments = line.arguments;
   auto ranks = read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
@@ -39,7 +39,7 @@ RendezvousOptions ranks_of(CommandLine& line) {
   return ranks;
 }
 
-/// Goes the way of run_pretrain up to the first rank's meeting with others.
+/// Follows run_pretrain until the first rank would connect to others.
 void complete(CommandLine& line, const RendezvousOptions& ranks, ValueOrigins& origins, KeyLog& sharding_keys,
               const DiagnosticSink& sink) {
   Arguments& arguments = line.arguments;
@@ -55,7 +55,7 @@ void complete(CommandLine& line, const RendezvousOptions& ranks, ValueOrigins& o
     }
   });
   validate_for_machine(line, ranks, sink, &sharding_keys);
-  const OptimizerParamScheduler schedule(scheduler_options(arguments));  // the forecast has none: it throws here
+  const OptimizerParamScheduler schedule(scheduler_options(arguments));  // throws for wrong settings, unlike the forecast
   origins.note_changes(arguments, kFromOthers);
   take_network_from_hf_model(arguments, sink);
   origins.note_changes(arguments, "config.json of " + arguments.hf_model.value_or(""));
@@ -105,7 +105,7 @@ void print_batches(const Arguments& arguments) {
 void print_data(const Arguments& arguments, int64_t iteration) {
   const int64_t end = end_of_document_id(arguments);
   DataOptions data =
-      data_options(arguments, /*vocab_size=*/std::max<int64_t>(end, 0) + 1, end);  // tokens do not matter
+      data_options(arguments, /*vocab_size=*/std::max<int64_t>(end, 0) + 1, end);  // token values are not used
   ask_for_samples(arguments, arguments.train_iters.value_or(0), iteration, data);
   const DataSplits splits = build_datasets(data);
   const auto print = [&](const char* split, const auto& dataset, const std::optional<int64_t>& samples) {
@@ -151,7 +151,7 @@ void print_forecast(CommandLine line, const DeviceModel& machine, int world_size
 int run_dry_run(CommandLine line, const std::function<CommandLine()>& parse) {
   const DiagnosticSink sink = sink_for(0);
   const RendezvousOptions ranks = ranks_of(line);
-  if (ranks.rank != 0) return 0;  // the first one speaks for all
+  if (ranks.rank != 0) return 0;  // the first rank prints for all
   print_line("dry run: nothing is trained, and nothing is written");
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
   DeviceModel machine;

@@ -6,8 +6,8 @@
 
 namespace megashard {
 
-/// `megashard pretrain --dry-run`: prints the arguments and where they come from, the units, the data, where the
-/// weights come from, and a plan. Trains nothing and writes nothing; `parse` reads the line anew.
+/// Runs `megashard pretrain --dry-run`: prints the arguments with their origins, the units, the data, the source of the
+/// weights, and a plan. Does not train or write anything. `parse` parses the command line again.
 int run_dry_run(CommandLine line, const std::function<CommandLine()>& parse);
 
 }  // namespace megashard

@@ -8,9 +8,9 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kMostSequences = 64;  // of a micro batch
+constexpr int64_t kMostSequences = 64;  // per micro batch
 
-/// All but the micro batch, that of least memory last.
+/// All combinations except the micro batch size, the one with the least memory last.
 std::vector<PlanChange> ways(const Arguments& arguments, const PlanOptions& options, bool offloads) {
   std::vector<PlanChange> all;
   const bool chooses = !arguments.recompute_granularity && !arguments.recompute_activations;

@@ -30,7 +30,7 @@ at::Tensor filled(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device devic
   return at::ones(sizes, at::dtype(dtype).device(device));
 }
 
-/// Of a CPU that /proc tells of.
+/// Name of the CPU from /proc.
 std::string cpu_name() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -39,15 +39,15 @@ std::string cpu_name() {
   return "CPU";
 }
 
-/// What a rank may have of the memory.
+/// A rank's share of the memory.
 int64_t memory_of(c10::Device device, int ranks) {
   if (!device.is_cpu())
     return static_cast<int64_t>(c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).second);
   return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE) / ranks;
 }
 
-/// Products of all sizes of a grid, as models ask for them: x [m, k], weight [n, k]; of other weights each time, as in
-/// a model, whose caches have lost them.
+/// Measures matrix products of a grid of sizes, as in models: x [m, k], weight [n, k]. Uses other weights each time,
+/// because a model's are not in cache.
 void measure_products(DeviceModel& model, const Stopwatch& watch, c10::Device device) {
   constexpr size_t kWeights = 16;
   std::vector<at::Tensor> weights(kWeights);
@@ -72,14 +72,14 @@ void measure_products(DeviceModel& model, const Stopwatch& watch, c10::Device de
   model.flops_8 = model.flops_16;  // fp8 products are not measured
 }
 
-/// A large addition in place, and the smallest there is.
+/// Measures a large addition in place, and the smallest one.
 void measure_memory(DeviceModel& model, const Stopwatch& watch, c10::Device device) {
-  constexpr int64_t kLarge = 64 << 20;  // bytes, beyond caches
+  constexpr int64_t kLarge = 64 << 20;  // bytes; exceeds caches
   const auto a = filled({kLarge / 4}, at::kFloat, device), b = a.clone();
   model.memory_bandwidth = 3.0 * kLarge / watch.seconds_of([&] { a.add_(b); });
   const auto small = filled({1}, at::kFloat, device);
   const double smallest = watch.seconds_of([&] { small.add_(small); });
-  // A CPU computes what it launches; of a GPU the host's time is what a train of small kernels takes.
+  // A CPU runs what it launches; for a GPU the host's time is that of a sequence of small kernels.
   model.kernel_start = device.is_cpu() ? smallest : smallest / 4;
   model.host_launch = device.is_cpu() ? 1e-9 : smallest;
   const auto host = at::ones({kLarge / 4}), other = host.clone();
@@ -88,9 +88,10 @@ void measure_memory(DeviceModel& model, const Stopwatch& watch, c10::Device devi
   model.host_bandwidth = kLarge / watch.seconds_of([&] { a.copy_(host); });
 }
 
-/// By the time of one of the small and of the large: bandwidth and latency of a hop, as a plan counts a ring's.
+/// Computes bandwidth and latency of a link from the times of a small and a large collective, in the plan's model of a
+/// ring.
 void measure_links(DeviceModel& model, const Stopwatch& watch, const ProcessGroupPtr& group, c10::Device device) {
-  constexpr int64_t kSmall = 1 << 10, kLarge = 16 << 20;  // bytes of the whole
+  constexpr int64_t kSmall = 1 << 10, kLarge = 16 << 20;  // bytes in total
   constexpr int kCalls = 10;
   const auto ranks = static_cast<double>(group->size());
   model.node_devices = group->size();

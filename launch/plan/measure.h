@@ -7,8 +7,8 @@
 
 namespace megashard {
 
-/// `megashard plan --measure`: the numbers of the machine at hand, of its GPU or its CPU, while all ranks of the group
-/// measure the same. `folder`: whose disk counts. Collective; takes less than a minute.
+/// `megashard plan --measure`: measures this machine, its GPU or CPU, while all ranks of the group do the same.
+/// `folder` selects the disk. Collective; takes less than a minute.
 DeviceModel measure_machine(const ProcessGroupPtr& group, const std::string& folder);
 
 }  // namespace megashard

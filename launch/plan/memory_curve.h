@@ -9,13 +9,13 @@
 
 namespace megashard {
 
-/// Looks, after each operator of a plan, at what is in use. While it lives it takes the plan's totals, bit by bit.
+/// Samples the memory in use after each operator of a plan. While it exists, it takes the plan's totals incrementally.
 class MemoryCurve {
  public:
-  /// `in_use`: of now. The thread that calls it trains, and destroys it.
+  /// `in_use` returns the current memory. Create and destroy it on the training thread.
   MemoryCurve(const DevicePlan& plan, std::function<PeakMemory()> in_use);
 
-  /// Since the last question, with all samples of that time; each differs from the one before.
+  /// Totals since the last call, with all samples of that time; consecutive samples differ.
   PlanTotals take_totals(std::vector<MemorySample>& samples);
 
  private:
@@ -25,7 +25,7 @@ class MemoryCurve {
   DevicePlan plan_;
   std::function<PeakMemory()> in_use_;
   PlanTotals totals_;
-  double now_ = 0;  // when the last operation of the stream that computes is over
+  double now_ = 0;  // end of the compute stream's last operation
   std::vector<MemorySample> samples_;
   OperatorWatch watch_;
 };

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kSide = 1024;  // rows, and elements of each
 constexpr int64_t kNumel = kSide * kSide;
-constexpr size_t kCopies = 16;  // of all that a function takes: 32 MiB or more, which no core's share of a cache holds
+constexpr size_t kCopies = 16;  // of all inputs: at least 32 MiB, more than a core's share of the cache
 
 struct BothWays {
   double forward = 0, backward = 0;  // seconds
@@ -31,8 +31,8 @@ struct BothWays {
 
 using Inputs = std::vector<at::Tensor>;
 
-/// A function of tensors that require gradients, and its gradient. A training comes back to a tensor when caches have
-/// lost it: each call takes other ones.
+/// Measures a function of tensors that require gradients, and its backward. Each call uses other tensors, because in a
+/// training they are no longer in cache.
 BothWays seconds_of(const Stopwatch& watch, const std::function<Inputs()>& make,
                     const std::function<at::Tensor(const Inputs&)>& function) {
   const at::AutoGradMode grad(true);
@@ -54,7 +54,7 @@ at::Tensor trained(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device devi
   return at::rand(sizes, at::dtype(dtype).device(device)).requires_grad_();
 }
 
-constexpr int64_t kOfOptimizer = 16 << 20;  // elements: beyond caches, as a model's are
+constexpr int64_t kOfOptimizer = 16 << 20;  // elements; exceeds caches, as a model's weights do
 
 double adamw_seconds(const Stopwatch& watch) {
   const auto main = at::ones({kOfOptimizer}), gradient = main.clone(), first = main.clone(), second = main.clone(),
@@ -84,7 +84,7 @@ double squares_seconds(const Stopwatch& watch) {
   return watch.seconds_of([&] { total_grad_norm({parameter}, 2.0, {}); });
 }
 
-/// From fp32 to bf16, as weights are gathered.
+/// Measures the conversion from fp32 to bf16 of gathered weights.
 double copy_seconds(const Stopwatch& watch) {
   const auto from = at::ones({kOfOptimizer}), to = at::ones({kOfOptimizer}, at::kBFloat16);
   const RowsCopy copy{.from = from.const_data_ptr(),
@@ -96,7 +96,7 @@ double copy_seconds(const Stopwatch& watch) {
   return watch.seconds_of([&] { copy_batch({&copy, 1}, c10::kCPU); });
 }
 
-/// Of what models do with elements of a dtype.
+/// Measures elementwise operators of models in a dtype.
 std::map<std::string, double> operators_in(at::ScalarType dtype, const Stopwatch& watch) {
   constexpr int64_t kHeads = 16;
   std::map<std::string, double> all;
@@ -124,7 +124,7 @@ std::map<std::string, double> operators_in(at::ScalarType dtype, const Stopwatch
   add("head_norm_kernel", 2, head_norm.forward);
   add("head_norm_grad_kernel", 3, head_norm.backward);
   const auto labels = at::zeros({kSide}, at::kLong);
-  // Backward overwrites what it is given, which then are gradients: as good as logits.
+  // Backward overwrites its input with gradients, which are equivalent to logits here.
   const BothWays loss = seconds_of(
       watch, [&] { return Inputs{rows()}; }, [&](const Inputs& x) { return token_cross_entropy(x[0], labels); });
   add("cross_entropy_kernel", 1, loss.forward);
@@ -135,7 +135,7 @@ std::map<std::string, double> operators_in(at::ScalarType dtype, const Stopwatch
 std::vector<DeviceModel::AttentionShare> attention_in(at::ScalarType dtype, double peak, const Stopwatch& watch,
                                                       c10::Device device) {
   constexpr int64_t kLength = 1024, kHeads = 4;
-  constexpr double kStart = 512, kBackwardOfForward = 2.5;  // as the plan counts
+  constexpr double kStart = 512, kBackwardOfForward = 2.5;  // as in the plan's model
   std::vector<DeviceModel::AttentionShare> shares;
   for (const int64_t channels : {64, 128}) {
     const auto heads = [&] { return trained({1, kLength, kHeads, channels}, dtype, device); };
@@ -147,7 +147,7 @@ std::vector<DeviceModel::AttentionShare> attention_in(at::ScalarType dtype, doub
     };
     const BothWays both = seconds_of(watch, [&] { return Inputs{heads(), heads(), heads()}; }, attend);
     const double flops = 2.0 * static_cast<double>(kHeads * kLength * kLength * channels);
-    const double full = (kLength + kStart) / kLength / peak;  // of long sequences
+    const double full = (kLength + kStart) / kLength / peak;  // for long sequences
     shares.push_back({channels, flops / both.forward * full, kBackwardOfForward * flops / both.backward * full});
   }
   return shares;

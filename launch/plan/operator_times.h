@@ -5,11 +5,10 @@
 
 namespace megashard {
 
-/// Shares of the products' rates that causal attention reaches, as device files have them.
+/// Measures the share of the matrix product's FLOP/s that causal attention reaches, for device files.
 void measure_attention(DeviceModel& model, const Stopwatch& watch, c10::Device device);
 
-/// Bytes a second of what models and optimizers do between their products on a CPU, by the names that the operators
-/// have in a plan.
+/// Measures the bytes per second of non-matmul operators of models and optimizers on a CPU, by their names in a plan.
 void measure_operators(DeviceModel& model, const Stopwatch& watch);
 
 }  // namespace megashard

@@ -70,7 +70,7 @@ PlanChange fastest_that_fits(const std::function<CommandLine()>& line, PlanOptio
   return best.change;
 }
 
-/// Of the launcher's ranks, which measure together, and the first writes.
+/// Measures with all of the launcher's ranks; the first one writes the file.
 void measure_into(const std::string& path, Arguments& arguments) {
   RendezvousOptions ranks = read_environment(arguments.local_rank, "env://").rendezvous;
   arguments.distributed_backend = take_device(DeviceChoice::kAuto) ? "cpu:gloo,cuda:nccl" : "gloo";

@@ -2,8 +2,8 @@
 
 namespace megashard {
 
-/// `megashard plan`: whether a training fits, and how fast it will be, from a few steps of it on a
-/// device of shapes without memory.
+/// Runs `megashard plan`: predicts from a few steps on a device without memory whether a training fits and how fast it
+/// is.
 int run_plan(int argc, char** argv);
 
 }  // namespace megashard

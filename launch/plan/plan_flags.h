@@ -8,10 +8,10 @@ namespace megashard {
 
 inline constexpr const char* kDefaultDevice = "h200";
 
-/// Says for which device there is a plan where `flag` does not.
+/// A line that names the device of the plan if `flag` is not given.
 std::string default_device_line(const std::string& flag);
 
-/// Of --world-size; 1 without it.
+/// The value of --world-size; 1 by default.
 int read_world_size(CommandLine& line);
 
 }  // namespace megashard

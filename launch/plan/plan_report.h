@@ -6,12 +6,12 @@
 
 namespace megashard {
 
-/// Prints what `megashard plan` found: memory, time, communication, checkpoint.
+/// Prints the result of `megashard plan`: memory, time, communication, checkpoint.
 void print_plan(const PlannedRun& run, const DeviceModel& device);
 
-/// Of the peak that the step's FLOPs reach (MFU).
+/// Fraction of the peak FLOP/s that the step reaches (MFU).
 double utilisation(const PlannedRun& run);
-/// As printf writes one number.
+/// Formats one number with printf.
 std::string decimal(const char* format, double value);
 
 }  // namespace megashard

@@ -22,7 +22,7 @@ void write_plan_trace(const std::string& path, const PlannedRun& run) {
                       {"tid", span.stream}});
   }
   for (const auto& [at, memory] : run.memory) {
-    auto parts = nlohmann::ordered_json::object();  // that are drawn from below in this order
+    auto parts = nlohmann::ordered_json::object();  // drawn from bottom to top in this order
     for (const auto& [name, bytes] : memory.parts()) parts[name] = bytes;
     const double since_begin = std::max(0.0, 1e6 * (at - begin));
     events.push_back({{"name", "memory"}, {"ph", "C"}, {"ts", since_begin}, {"pid", 0}, {"args", std::move(parts)}});

@@ -22,13 +22,13 @@
 namespace megashard {
 namespace {
 
-constexpr int64_t kSteps = 3;  // moments are there from the second one on; the third is like all later ones
+constexpr int64_t kSteps = 3;  // moments exist from the second step on; the third is representative
 
 void ignore(Severity, const std::string&) {}
 
-/// ROLL's, MindSpeed-MM's and checkpoints' arguments; tokens are generated.
+/// Applies arguments of ROLL, MindSpeed-MM and checkpoints; tokens are generated.
 void take_files(CommandLine& line, int world_size, const DiagnosticSink& sink) {
-  constexpr int64_t kAnyLength = 1 << 20;  // of an epoch: the plan has steps of its own
+  constexpr int64_t kAnyLength = 1 << 20;  // per epoch; the plan has its own number of steps
   Arguments& arguments = line.arguments;
   arguments.mock_data = true;
   if (line.mindspeed && line.mindspeed->data && !arguments.seq_length)
@@ -40,7 +40,8 @@ void take_files(CommandLine& line, int world_size, const DiagnosticSink& sink) {
   });
 }
 
-/// A constant rate and batch: no figure depends on the rate, and the plan's steps are too few for a warm-up or a ramp.
+/// Sets a constant learning rate and batch size: results do not depend on the rate, and a plan has too few steps for
+/// warm-up or ramp-up.
 void leave_out_schedules(Arguments& arguments) {
   if (!arguments.lr) arguments.lr = 1;
   arguments.lr_decay_style = LrDecayStyle::kConstant;
@@ -52,9 +53,9 @@ void leave_out_schedules(Arguments& arguments) {
   arguments.rampup_batch_size.clear();
 }
 
-/// What a plan does not do, or does otherwise.
+/// Replaces settings that a plan does not support.
 void leave_out_what_has_no_shape(Arguments& arguments, int world_size) {
-  if (world_size > 1) arguments.use_torch_fsdp2 = true;  // nothing else is planned
+  if (world_size > 1) arguments.use_torch_fsdp2 = true;  // plans support only FSDP2
   arguments.device = DeviceChoice::kSim;
   arguments.distributed_backend = "cpu:gloo,cuda:nccl";
   arguments.init_model_with_meta_device = true;
@@ -107,14 +108,14 @@ int64_t whole_bytes(const ShardedTensor& piece) {
 
 std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& model) {
   std::vector<at::Tensor> all;
-  std::unordered_set<const c10::TensorImpl*> seen;  // tied ones have several names
+  std::unordered_set<const c10::TensorImpl*> seen;  // tied parameters appear several times
   for (const auto& parameter : model.parameters()) {
     if (seen.insert(parameter.unsafeGetTensorImpl()).second) all.push_back(parameter);
   }
   return all;
 }
 
-/// Notes what is in use whenever that is more than ever before.
+/// Records the memory in use at each new peak.
 class PeakWatch {
  public:
   PeakWatch(MultiModalModule& model, Optimizer& optimizer, const int64_t& step, const DevicePlan& plan, int64_t program)
@@ -140,7 +141,7 @@ class PeakWatch {
   }
   const PeakMemory& peak() const { return peak_; }
 
-  /// Now; of a CPU without what it keeps, and without the program.
+  /// Current memory; on a CPU without its pool's free blocks and without the program.
   PeakMemory in_use() const {
     const MemoryUse use = memory_use();
     const auto stats = c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0);
@@ -177,7 +178,7 @@ class PeakWatch {
   PeakMemory peak_;
 };
 
-/// Of what CPU offload keeps there; gradients are like the rows.
+/// Host memory of CPU offload; gradients are as large as the sharded parameters.
 int64_t host_bytes(Optimizer& optimizer) {
   const auto of = [](const at::Tensor& tensor) { return tensor.is_cpu() ? static_cast<int64_t>(tensor.nbytes()) : 0; };
   int64_t bytes = 0;

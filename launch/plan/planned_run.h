@@ -13,21 +13,21 @@
 
 namespace megashard {
 
-/// What was in use, of a CPU what was resident, when most was, in bytes.
+/// Memory in use at its peak, in bytes; on a CPU, resident memory.
 struct PeakMemory {
   int64_t bytes = 0;
-  int64_t program = 0, kept = 0;  ///< of a CPU: the program and its libraries, and free blocks of the buffer pool
+  int64_t program = 0, kept = 0;  ///< on a CPU: program and libraries; free blocks of the buffer pool
   int64_t parameters = 0, gradients = 0, optimizer = 0, unsharded = 0, communication = 0;
   int64_t rest() const {
     return bytes - program - kept - parameters - gradients - optimizer - unsharded - communication;
   }
-  /// By class, as --log-memory names them; with `program` if there is one.
+  /// By class, with the names of --log-memory; includes `program` if it is not 0.
   std::vector<std::pair<std::string, int64_t>> parts() const;
   std::string moment{};     ///< "step 2, after pre_backward of model.layers.30"
-  std::string operation{};  ///< that asked for the last of it
+  std::string operation{};  ///< operation that allocated the last part
 };
 
-/// What was in use from a time on, of the clock of PlannedSpan.
+/// Memory in use from a time on, on the clock of PlannedSpan.
 struct MemorySample {
   double at = 0;
   PeakMemory memory{};
@@ -35,24 +35,24 @@ struct MemorySample {
 
 struct PlannedRun {
   int64_t world_size = 1, parameters = 0;
-  int64_t tokens = 0;     ///< of a step, of all ranks
-  double flops = 0;       ///< of a step, of all ranks, as Megatron counts them
-  double peak_flops = 0;  ///< of one device, in the dtype that the model computes in
+  int64_t tokens = 0;     ///< per step, all ranks
+  double flops = 0;       ///< per step, all ranks, counted as in Megatron
+  double peak_flops = 0;  ///< of one device, in the model's compute dtype
   PeakMemory peak{};
-  PlanTotals step{};                   ///< the last one
-  std::vector<MemorySample> memory{};  ///< over that step, where spans are kept
-  int64_t host_bytes = 0;              ///< of rows, gradients and moments that CPU offload keeps there
+  PlanTotals step{};                   ///< last step
+  std::vector<MemorySample> memory{};  ///< during that step, if spans are kept
+  int64_t host_bytes = 0;              ///< sharded parameters, gradients and optimizer state with CPU offload
   int64_t checkpoint_bytes = 0;
   std::vector<UnitSummary> units{};
 };
 
-/// What is done otherwise than the line and its FSDP2 file say.
+/// Differences from the command line and its FSDP2 file.
 struct PlanChange {
   std::optional<int64_t> micro_batch_size{};
-  bool recomputes = false;  ///< each layer, whole
+  bool recomputes = false;  ///< all layers, fully
   std::optional<bool> reshard_after_forward{};
   std::optional<int> sharding_size{};
-  bool offloads = false;  ///< rows, gradients and optimizer state to host memory
+  bool offloads = false;  ///< CPU offload of parameters, gradients and optimizer state
 };
 
 struct PlanOptions {
@@ -63,8 +63,8 @@ struct PlanOptions {
   PlanChange change{};
 };
 
-/// Trains as the line says, as rank 0, for a few steps of generated tokens. Throws UsageError for flags
-/// that a plan cannot go through. Fills the line's arguments; one at a time in a process.
+/// Trains as the command line says, as rank 0, for a few steps with generated tokens. Throws UsageError for flags that
+/// cannot be planned. Changes the line's arguments. Only one call at a time per process.
 PlannedRun run_planned(CommandLine& line, const PlanOptions& options);
 
 }  // namespace megashard

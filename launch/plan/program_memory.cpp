@@ -21,7 +21,7 @@ constexpr std::array kTraining = {
     "--normalization=RMSNorm", "--position-embedding-type=rope", "--disable-bias-linear", "--micro-batch-size=1",
     "--lr=1e-4", "--mock-data", "--train-iters=2", "--eval-iters=0", "--use-torch-fsdp2"};
 
-/// Pages of files, and what lives in the heaps; what is free there the next tensors take.
+/// Resident file pages and allocated heap; free heap will be reused by tensors.
 int64_t resident_now() {
   int64_t pages = 0, resident = 0, of_files = 0;
   std::ifstream("/proc/self/statm") >> pages >> resident >> of_files;

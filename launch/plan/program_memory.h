@@ -6,8 +6,8 @@
 
 namespace megashard {
 
-/// Bytes that a training on a CPU has resident besides its tensors: the program and its libraries, arguments, indexes
-/// of data, threads, buffers of MKL. Looks at this process while it trains a network of less than 1 MiB. Collective.
+/// Resident bytes of a CPU training besides its tensors: program and libraries, arguments, data indices, threads, MKL
+/// buffers. Measured in this process while it trains a network of less than 1 MiB. Collective.
 int64_t program_memory(const ProcessGroupPtr& group);
 
 }  // namespace megashard

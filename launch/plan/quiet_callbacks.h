@@ -8,7 +8,7 @@
 
 namespace megashard {
 
-/// Of a training that nobody reads about.
+/// Callbacks of a training without output.
 inline TrainerCallbacks quiet_callbacks(std::function<void()> after_step) {
   const auto no_line = [](const std::string&) {};
   TrainerCallbacks callbacks;

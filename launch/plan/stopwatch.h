@@ -6,14 +6,14 @@
 
 namespace megashard {
 
-/// Times work on a device, which it waits for.
+/// Measures the time of work on a device, which it synchronises with.
 class Stopwatch {
  public:
   explicit Stopwatch(c10::Device device) : device_(device) {}
 
-  /// Of one call: the median of a few rounds, each of as many calls as take a fiftieth of a second.
+  /// Seconds per call: the median of a few rounds, each with calls for 1/50 second.
   double seconds_of(const std::function<void()>& work) const;
-  /// Of one of so many calls, after a first one.
+  /// Seconds per call, averaged over `calls` after a first one.
   double seconds_of(int calls, const std::function<void()>& work) const;
 
  private:

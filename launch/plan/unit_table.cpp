@@ -11,7 +11,7 @@
 namespace megashard {
 namespace {
 
-/// "model.layers.3" -> "model.layers.{*}", as in sub_modules_to_wrap.
+/// Converts "model.layers.3" to "model.layers.{*}", as in sub_modules_to_wrap.
 std::string pattern_of(const std::string& path) {
   std::istringstream names(path);
   std::string pattern, name;
@@ -27,7 +27,7 @@ std::string prefetch_of(size_t forward, size_t backward) {
   return std::to_string(forward) + " forward, " + std::to_string(backward) + " backward";
 }
 
-/// Without the number of modules.
+/// Cells of a row without the number of modules.
 std::vector<std::string> cells_of(const UnitSummary& unit, size_t forward, size_t backward) {
   const auto stored = torch_dtype_name(unit.stored), computed = torch_dtype_name(unit.computed_in);
   return {pattern_of(unit.module),
@@ -47,7 +47,7 @@ struct Row {
 }  // namespace
 
 void print_units(const std::vector<UnitSummary>& units) {
-  // The last units of a chain have fewer neighbours to gather ahead: the row shows what most have.
+  // The last units prefetch fewer neighbours: the row shows the maximum.
   const auto most = [&](const std::string& pattern, auto neighbours) {
     size_t number = 0;
     for (const auto& unit : units) {

@@ -6,7 +6,7 @@
 
 namespace megashard {
 
-/// Prints the units of a model: those of a pattern that are alike in one row.
+/// Prints the units of a model; equal ones of one pattern share a row.
 void print_units(const std::vector<UnitSummary>& units);
 
 }  // namespace megashard

@@ -8,16 +8,16 @@
 
 namespace megashard {
 
-/// Where the value of each argument comes from, followed while a run makes its arguments out of a command line, files,
-/// a checkpoint and each other.
+/// Tracks the origin of each argument's value while a run derives its arguments from the command line, files, a
+/// checkpoint and each other.
 class ValueOrigins {
  public:
-  /// Of a line that was just read.
+  /// For a command line that has just been parsed.
   explicit ValueOrigins(const CommandLine& line);
 
-  /// What has changed since the last call comes from `origin`.
+  /// Sets the origin of all values that changed since the last call.
   void note_changes(const Arguments& arguments, const std::string& origin);
-  /// "command line", "run.yaml:12", "default"; by Megatron's name of the argument.
+  /// "command line", "run.yaml:12", "default"; `name` is Megatron's name of the argument.
   const std::string& of(const std::string& name) const { return values_.at(name).origin; }
 
  private:
