@@ -4,7 +4,7 @@
 
 namespace megashard {
 
-/// Owns a file descriptor; -1: none.
+/// Owns a file descriptor; -1 if none.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
@@ -18,14 +18,14 @@ class Descriptor {
   int fd_;
 };
 
-/// Closed when a program is executed; reading never waits.
+/// Closed on exec; reads do not block.
 struct Pipe {
   Descriptor read, write;
 };
 
 Pipe make_pipe();
 
-/// Throws std::runtime_error: "launch: ", `what`, and the reason that errno has.
+/// Throws std::runtime_error with "launch: ", `what`, and the message of errno.
 [[noreturn]] void throw_errno(const std::string& what);
 
 }  // namespace megashard

@@ -17,8 +17,7 @@ namespace {
 
 std::string variable(const char* name) { return own_variable(name).value_or(""); }
 
-/// "3" in a world of several ranks, else empty. Read without checks: this runs when checks may have
-/// failed.
+/// "3" if there are several ranks, else empty. Unchecked, because it runs after failures.
 std::string rank_in_world() {
   const auto* names = find_launcher(own_variable);
   if (names == nullptr || variable(names->world_size) == "1") return "";
@@ -33,14 +32,14 @@ bool first_of_host() {
 
 void tell_launcher(const std::string& rank, bool only_waited) {
   const std::string line = (rank.empty() ? "0" : rank) + (only_waited ? kOnlyWaited : "") + "\n";
-  // A launcher that is gone ended this process already: nobody is left to tell.
+  // If the launcher is gone, it has already ended this process.
   if (write(std::atoi(variable(kFailureDescriptor).c_str()), line.data(), line.size()) < 0) return;
 }
 
 int fail(const std::string& message, int exit_code, bool of_one_rank, bool only_waited = false) {
   const std::string rank = rank_in_world();
   if (!variable(kFailureDescriptor).empty()) tell_launcher(rank, only_waited);
-  // Ranks that compare their failures name the rank themselves.
+  // Some messages that compare failures name the rank themselves.
   const bool name_rank = of_one_rank && !rank.empty() && !message.starts_with("rank ");
   const std::string line = kErrorPrefix + (name_rank ? "rank " + rank + ": " : "") + message + "\n";
   std::fflush(stdout);
@@ -70,7 +69,7 @@ std::string error_message(const std::exception& error) {
   if (!show_stack()) text.resize(std::min(text.size(), text.find("\nException raised from ")));
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   if (text.empty()) return "failed without a message";
-  // as LibTorch's allocators say it
+  // messages of LibTorch's allocators
   const bool full = text.find("can't allocate memory") != text.npos || text.find("CUDA out of memory") != text.npos ||
                     text.find("std::bad_alloc") != text.npos;
   return full ? out_of_memory("(" + text + ")") : text;

@@ -11,41 +11,39 @@ namespace megashard {
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;  ///< a mistake in flags, configuration files or the environment
 
-/// What stands before the one message in which a program ends.
+/// Prefix of the error message with which a program ends.
 inline constexpr const char* kErrorPrefix = "megashard: error: ";
-/// Set to 1: errors show the stack they come from, and `megashard launch` shows every rank's.
+/// If set to 1, errors include their stack, and `megashard launch` shows those of every rank.
 inline constexpr const char* kStackVariable = "MEGASHARD_STACK";
-/// Set by `megashard launch`: a descriptor that takes a line with the rank of each process that
-/// fails, so that the order of failures is known.
+/// Set by `megashard launch`: a descriptor to which each failing process writes a line with its rank, so that the order
+/// of failures is known.
 inline constexpr const char* kFailureDescriptor = "MEGASHARD_FAILURE_FD";
-/// Ends that line where the process only waited for others in vain.
+/// End of that line if the process failed only because it waited for others.
 inline constexpr const char* kOnlyWaited = " waited";
 
-/// What c10::DistError becomes where LibTorch ends: another rank is gone, or all waited in vain for each other.
+/// Replaces c10::DistError outside LibTorch: another rank is gone, or the ranks waited for each other until the
+/// timeout.
 class PeerLostError : public std::runtime_error {
   using runtime_error::runtime_error;
 };
 
 bool show_stack();
 
-/// Runs `program` and returns its exit code. An exception ends in one message on stderr, with the
-/// rank before it in a world of several, and kExitUsage for UsageError, kExitFailure otherwise. A
-/// UsageError, which all ranks of a host make alike, is printed by the host's first rank only,
-/// unless it is an OwnUsageError, or `megashard launch` sorts out who failed first. The other ranks
-/// wait for their launcher to end them then: had they left first, torchrun and mpirun would have
-/// ended the first rank before its message. One that is still there after `patience` prints too.
+/// Runs `program` and returns its exit code. An exception becomes one message on stderr, with the rank if there are
+/// several, and kExitUsage for UsageError, kExitFailure otherwise. A UsageError occurs on all ranks of a host, so only
+/// the host's first rank prints it, except an OwnUsageError, or if `megashard launch` selects the first failure. The
+/// other ranks then wait to be ended by their launcher: if they exited first, torchrun and mpirun would end the first
+/// rank before its message. After `patience` a rank prints it too.
 int run_program(const std::function<int()>& program, std::chrono::milliseconds patience = std::chrono::seconds(10));
 
-/// A function that ends this process as run_program does at an exception, with kExitFailure; it may be called in a
-/// signal handler.
+/// Returns a function that ends this process as run_program does for an exception, with kExitFailure. It may be called
+/// in a signal handler.
 void (*end_in_signal_handler())(const char* message);
 
-/// An exception that nobody catches, as on a thread of a library's, ends the process likewise, unless stacks are asked
-/// for.
+/// Ends the process in the same way for uncaught exceptions, as on a library's thread, unless stacks are requested.
 void end_at_terminate();
 
-/// The message that run_program prints, without prefix: what() without the stack that LibTorch
-/// appends.
+/// The message that run_program prints, without prefix: what() without LibTorch's stack.
 std::string error_message(const std::exception& error);
 
 }  // namespace megashard

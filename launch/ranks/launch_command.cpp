@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kUsage = "usage: megashard launch -n N [--master-port P] -- SUBCOMMAND|PROGRAM ...";
 
-/// Where a subcommand is expected, a flag is one that launch does not know.
+/// Throws if a flag is given in place of a subcommand: launch does not know it.
 void refuse_flag(const std::vector<std::string>& subcommand) {
   if (subcommand.empty() || subcommand.front().rfind("-", 0) != 0 || subcommand.front() == "--") {
     return;
@@ -27,7 +27,7 @@ void refuse_flag(const std::vector<std::string>& subcommand) {
   throw UsageError("launch: unknown flag " + flag + (hint.empty() ? ";" : hint) + " " + kUsage);
 }
 
-/// A word with a slash is a program; others are subcommands of this one.
+/// A word with a slash is a program, others are subcommands of this one.
 bool names_program(const std::string& word) {
   if (word.find('/') == word.npos) return false;
   if (!std::filesystem::is_regular_file(word)) throw UsageError("launch: there is no program " + word + ".");

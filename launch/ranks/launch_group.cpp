@@ -30,13 +30,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
-// A rank that says it failed waits this long for news of one that was killed: its end is the
-// likelier cause.
+// Wait after a reported failure for news of a killed rank, which is the likelier cause.
 constexpr std::chrono::milliseconds kSettle{100};
-// One that only waited for others in vain gives them longer to say why.
+// Wait after the failure of a rank that only waited for others.
 constexpr std::chrono::milliseconds kSettleAfterWait{1000};
 
-/// Signals arrive on a descriptor while this lives.
+/// Receives signals through a descriptor while it exists.
 class SignalWatch {
  public:
   SignalWatch() {
@@ -44,13 +43,13 @@ class SignalWatch {
     sigemptyset(&watched);
     for (const int signal : kPassedOn) sigaddset(&watched, signal);
     sigaddset(&watched, SIGCHLD);
-    std::signal(SIGCHLD, SIG_DFL);  // a caller that ignores it would make the kernel reap the ranks
+    std::signal(SIGCHLD, SIG_DFL);  // if the caller ignores SIGCHLD, the kernel would reap the ranks
     sigprocmask(SIG_BLOCK, &watched, &before_);
     fd_ = Descriptor(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
     if (fd_.get() < 0) throw_errno("cannot watch signals");
   }
   ~SignalWatch() {
-    while (next()) {  // what came while the group ended has nothing left to end
+    while (next()) {  // signals received during the end are discarded
     }
     sigprocmask(SIG_SETMASK, &before_, nullptr);
   }
@@ -91,7 +90,7 @@ class LaunchGroup {
     failures_.write.reset();
     while (std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.running; })) {
       wait_for_news();
-      pass_signals();  // before reap(): a SIGCHLD taken behind it would be its rank's only news
+      pass_signals();  // before reap(): a SIGCHLD taken after it would be lost
       read_errors();
       read_failures();
       reap();
@@ -99,7 +98,7 @@ class LaunchGroup {
       show_errors(/*all=*/false);
     }
     read_errors();
-    read_failures();  // of who has told and ended since
+    read_failures();  // of ranks that have reported and ended since
     show_errors(/*all=*/true);
     return exit_code_;
   }
@@ -113,13 +112,14 @@ class LaunchGroup {
         "WORLD_SIZE=" + number(options_.processes),
         "LOCAL_WORLD_SIZE=" + number(options_.processes),
         "MASTER_ADDR=127.0.0.1",
-        "TORCHELASTIC_USE_AGENT_STORE=False",  // rank 0 listens, whatever started this launcher
+        "TORCHELASTIC_USE_AGENT_STORE=False",  // rank 0 listens, regardless of this launcher's own launcher
         "MASTER_PORT=" + number(port),
         std::string(kFailureDescriptor) + "=" + number(failures_.write.get())};
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
       changes.push_back("OMP_NUM_THREADS=" + number(std::max(1, usable_cores() / options_.processes)));
     }
-    // The C library's heap in huge pages: a first step touches all of its memory, 4 KiB a page fault otherwise.
+    // Puts the C library's heap in huge pages: the first step touches all of its memory, with one page fault per 4 KiB
+    // otherwise.
     if (std::getenv("GLIBC_TUNABLES") == nullptr) changes.push_back("GLIBC_TUNABLES=glibc.malloc.hugetlb=1");
     ranks_.push_back(start_rank({.rank = rank,
                                  .command = options_.command,
@@ -131,7 +131,7 @@ class LaunchGroup {
   void wait_for_news() {
     std::vector<pollfd> watched = {{signals_.fd(), POLLIN, 0}, {failures_.read.get(), POLLIN, 0}};
     for (const RankProcess& rank : ranks_) watched.push_back({rank.errors.get(), POLLIN, 0});
-    int timeout = -1;  // a healthy group runs as long as it likes
+    int timeout = -1;  // no limit while no rank has failed
     if (deadline_) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();
       timeout = static_cast<int>(std::max<int64_t>(0, left));
@@ -139,7 +139,7 @@ class LaunchGroup {
     poll(watched.data(), watched.size(), timeout);
   }
 
-  /// Descriptor -1, which poll skips, once the other end is closed.
+  /// Reads until the pipe is empty. Resets the descriptor to -1, which poll skips, if the other end is closed.
   static void drain(Descriptor& from, std::string* into) {
     char buffer[4096];
     while (from.get() >= 0) {
@@ -194,7 +194,7 @@ class LaunchGroup {
   void note_end(int rank, int status) {
     const bool killed = WIFSIGNALED(status);
     const bool obeyed = !killed && interrupted_ && WEXITSTATUS(status) == 128 + *interrupted_;
-    if (obeyed && !culprit_) {  // as the user asked; the others were asked too
+    if (obeyed && !culprit_) {  // requested by the user, like the others' end
       exit_code_ = WEXITSTATUS(status);
       if (!deadline_) deadline_ = Clock::now() + options_.grace;
       return;
@@ -223,8 +223,8 @@ class LaunchGroup {
     std::fwrite(line.data(), 1, line.size(), stderr);
   }
 
-  /// After a failure: SIGTERM to the others, and SIGKILL to all when the time of grace is over. What is stopped would
-  /// not see SIGTERM.
+  /// Ends a failed group: SIGTERM to the others, then SIGKILL to all after the grace period. Stopped processes would
+  /// not handle SIGTERM.
   void end_when_due() {
     if (!deadline_ || Clock::now() < *deadline_) return;
     for (size_t index = 0; index < ranks_.size(); ++index) {
@@ -239,9 +239,9 @@ class LaunchGroup {
     ending_ = true;
   }
 
-  /// Whole lines; of all ranks while none failed, of the first that failed afterwards.
+  /// Shows complete lines: of all ranks while none failed, then of the first failed one.
   void show_errors(bool all) {
-    if (culprit_ && !ending_ && !all) return;  // who failed first is not settled yet
+    if (culprit_ && !ending_ && !all) return;  // the first failure is not determined yet
     for (size_t index = 0; index < ranks_.size(); ++index) {
       std::string& pending = ranks_[index].pending;
       const size_t end = all || !ranks_[index].running ? pending.size() : pending.rfind('\n') + 1;
@@ -256,7 +256,7 @@ class LaunchGroup {
       if (*signal == SIGCHLD) continue;
       const bool stop = *signal == SIGINT || *signal == SIGTERM;
       if (stop && interrupted_ && !ending_) {
-        culprit_ = culprit_.value_or(options_.processes);  // none of the ranks: the user
+        culprit_ = culprit_.value_or(options_.processes);  // no rank: the user
         exit_code_ = 128 + *signal;
         deadline_ = Clock::now();
         say("interrupted twice: the ranks end at once, and what was being saved does not count");
@@ -275,12 +275,12 @@ class LaunchGroup {
   std::vector<RankProcess> ranks_;
   std::optional<int> culprit_;  // the rank that failed first
   bool culprit_was_killed_ = false;
-  bool culprit_only_waited_ = false;           // and another one may say the cause yet
-  std::string told_;                           // what was read of a line of failures_
-  int exit_code_ = 0;                          // of the culprit, or of ranks that the user ended
-  std::optional<int> interrupted_;             // the SIGINT or SIGTERM that the user sent last
-  bool ending_ = false;                        // the others have been told to stop
-  std::optional<Clock::time_point> deadline_;  // of the next step towards the end
+  bool culprit_only_waited_ = false;           // another rank may still report the cause
+  std::string told_;                           // partial line read from failures_
+  int exit_code_ = 0;                          // of the culprit, or of ranks ended by the user
+  std::optional<int> interrupted_;             // the last SIGINT or SIGTERM from the user
+  bool ending_ = false;                        // the other ranks have received SIGTERM
+  std::optional<Clock::time_point> deadline_;  // of the next escalation
 };
 
 }  // namespace
@@ -291,7 +291,7 @@ ReservedPort reserve_port(int wanted) {
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(wanted));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const int reuse = 1;  // a port of a run that has just ended is free
+  const int reuse = 1;  // allows the port of a run that has just ended
   setsockopt(socket_fd.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
   socklen_t size = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);

@@ -5,7 +5,7 @@
 namespace megashard {
 namespace {
 
-/// Of a line "NAME NUMBER".
+/// The number in a line "NAME NUMBER".
 std::optional<int64_t> counted_in(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   int64_t count = 0;
@@ -15,7 +15,8 @@ std::optional<int64_t> counted_in(const std::string& path, const std::string& na
   return std::nullopt;
 }
 
-/// By version 2 of control groups ("0::/PATH") or 1 ("5:memory:/PATH"). A container sees its own group at the top.
+/// The count of a control group of version 2 ("0::/PATH") or 1 ("5:memory:/PATH"). In a container its own group is the
+/// root.
 std::optional<int64_t> counted_in_group(const std::string& root) {
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {

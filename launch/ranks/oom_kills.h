@@ -6,16 +6,16 @@
 
 namespace megashard {
 
-/// How many processes the kernel has ended because memory was short, by its own counts. Unset: it does not tell.
+/// Number of processes that the kernel has killed for lack of memory. Unset if the kernel does not report it.
 struct OomKills {
-  std::optional<int64_t> in_group;    ///< of the control group of this process (a container, a job)
-  std::optional<int64_t> on_machine;  ///< since it started
+  std::optional<int64_t> in_group;    ///< in this process's control group (container, job)
+  std::optional<int64_t> on_machine;  ///< since boot
 };
 
-/// `root`: the folder that has proc/ and sys/; "" is the machine's own.
+/// `root` is the folder with proc/ and sys/; "" for the machine's.
 OomKills count_oom_kills(const std::string& root = "");
 
-/// What these counts say of a process that was killed between them, behind a colon; empty: nothing.
+/// Text after a colon about a process killed between these counts; empty if they are equal.
 std::string told_of_oom(const OomKills& before, const OomKills& after);
 
 }  // namespace megashard

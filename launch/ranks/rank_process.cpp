@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kCannotExecute = 127;
 
-/// This process's environment with `changes` ("NAME=value") put in.
+/// This process's environment, changed by `changes` ("NAME=value").
 std::vector<std::string> environment_with(const std::vector<std::string>& changes) {
   std::vector<std::string> result = changes;
   for (char** each = environ; *each != nullptr; ++each) {
@@ -62,7 +62,7 @@ RankProcess start_rank(RankProcessOptions options) {
     dprintf(STDERR_FILENO, "%slaunch: cannot run %s: %s\n", kErrorPrefix, argv[0], std::strerror(errno));
     _exit(kCannotExecute);
   }
-  setpgid(pid, pid);  // here too: whoever comes first
+  setpgid(pid, pid);  // also in the parent, to avoid a race
   return {pid, std::move(errors.read), "", true};
 }
 

@@ -10,26 +10,25 @@
 
 namespace megashard {
 
-/// A process that runs one rank.
+/// A process that runs a rank.
 struct RankProcess {
   pid_t pid = 0;
   Descriptor errors;    ///< reads the rank's stderr
-  std::string pending;  ///< read from it, not yet shown
+  std::string pending;  ///< read, but not shown yet
   bool running = true;
-  bool stopped = false;  ///< by SIGSTOP or its like
+  bool stopped = false;  ///< by SIGSTOP or similar
 };
 
 struct RankProcessOptions {
   int rank = 0;
   std::vector<std::string> command;    ///< program and arguments
-  std::vector<std::string> variables;  ///< "NAME=value", in the place of this process's own
-  int inherited = -1;                  ///< a descriptor of this process that it keeps
+  std::vector<std::string> variables;  ///< "NAME=value", replacing this process's variables
+  int inherited = -1;                  ///< a descriptor that the rank keeps open
   sigset_t signal_mask{};
 };
 
-/// Starts a rank in a process group of its own, so that Ctrl-C reaches this process only. It is
-/// killed when this process ends, and says on its stderr when there is no such program. Throws
-/// std::runtime_error when no process can be made.
+/// Starts a rank in its own process group, so that only this process receives Ctrl-C. The rank is killed when this
+/// process ends, and reports a missing program on its stderr. Throws std::runtime_error if no process can be created.
 RankProcess start_rank(RankProcessOptions options);
 
 }  // namespace megashard
