@@ -7,7 +7,7 @@
 
 namespace megashard {
 
-/// Tables of the arguments of runs: those that differ between the runs, and all that are not at their defaults.
+/// Tables of the runs' arguments: those that differ between runs, and all that differ from their defaults.
 std::string configuration_section(const std::vector<ReportedRun>& runs);
 
 }  // namespace megashard

@@ -4,10 +4,10 @@
 
 namespace megashard {
 
-/// Text from a file, fit for HTML, within tags and in quoted attributes; control characters as "?".
+/// Escapes text from a file for HTML, within tags and quoted attributes; control characters become "?".
 std::string html_text(const std::string& text);
 
-/// A place in a drawing, to a hundredth: "12.5".
+/// A coordinate in a drawing, to two decimals: "12.5".
 std::string place_text(double value);
 
 }  // namespace megashard

@@ -11,7 +11,7 @@ namespace megashard {
 namespace {
 
 constexpr double kWidth = 440, kHeight = 220, kLeft = 58, kRight = 10, kTop = 10, kBottom = 24;
-constexpr size_t kParts = 300;  // of a curve that is longer
+constexpr size_t kParts = 300;  // for longer curves
 
 struct Range {
   double least = std::numeric_limits<double>::infinity(), most = -std::numeric_limits<double>::infinity();
@@ -25,7 +25,7 @@ double place_y(const Range& values, double value) {
   return kHeight - kBottom - values.share(value) * (kHeight - kTop - kBottom);
 }
 
-/// Which values of [begin, end) show its shape: the first, the least, the largest, the last.
+/// Indices of values in [begin, end) that show the shape: first, least, largest, last.
 std::set<size_t> outline_of(const std::vector<double>& values, size_t begin, size_t end) {
   std::set<size_t> kept;
   size_t least = end, most = end, last = end;
@@ -98,7 +98,7 @@ std::string written_as(const char* format, double value) {
   return text;
 }
 
-/// Of the axis of values: all different.
+/// Distinct labels of the value axis.
 std::vector<std::string> tick_texts(const LineChart& chart, const std::vector<double>& ticks) {
   std::vector<std::string> texts;
   for (const double tick : ticks) texts.push_back(tick == 0 ? "0" : chart.value_text(tick));
@@ -108,7 +108,7 @@ std::vector<std::string> tick_texts(const LineChart& chart, const std::vector<do
   return texts;
 }
 
-/// Of the axis of steps; all of one in thousands, or none.
+/// Labels of the step axis, all with the same unit.
 std::string step_text(double step, double most) {
   if (step == 0 || most < 1e4) return written_as("%.0f", step);
   return most < 1e7 ? written_as("%.5gk", step / 1e3) : written_as("%.5gM", step / 1e6);
@@ -156,7 +156,7 @@ std::string svg_of(const LineChart& chart) {
   }
   svg += text_at(kLeft - 6, kHeight - 7, "y", "step");
   for (const double tick : axis_ticks(steps.least, steps.most)) {
-    if (tick != std::floor(tick)) continue;  // between two steps
+    if (tick != std::floor(tick)) continue;  // not a whole step
     svg += text_at(place_x(steps, tick), kHeight - 7, "x", step_text(tick, steps.most));
   }
   for (const double restart : chart.restarts) {

@@ -15,11 +15,11 @@ namespace {
 
 using Memory = ReportedTrace::Memory;
 
-constexpr double kAreasHeight = 170, kAreasTop = 8, kLeastStep = 1;  // that can be seen
+constexpr double kAreasHeight = 170, kAreasTop = 8, kLeastStep = 1;  // kLeastStep: minimum visible
 
 double bytes_of(const Memory& memory) { return std::accumulate(memory.bytes.begin(), memory.bytes.end(), 0.0); }
 
-/// Those that are drawn: of each stretch that is too short to be seen the fullest.
+/// Samples to draw: the maximum of each interval that is too short to be visible.
 std::vector<Memory> seen_of(const ReportedTrace& trace) {
   std::vector<Memory> seen;
   double stretch_begin = 0;

@@ -6,11 +6,11 @@
 
 namespace megashard {
 
-/// An <svg> of the trace's memory over the time of its drawing_of: the classes upon each other, in the page's colours
-/// by their numbers. Of what is too near to be seen the fullest moment is drawn. Empty: it has none.
+/// An <svg> of the trace's memory on the time axis of its drawing_of: stacked classes in the page's colours, by index.
+/// Moments too close to distinguish are drawn as their maximum. Empty if the trace has no memory.
 std::string memory_drawing_of(const ReportedTrace& trace);
 
-/// The bytes of its fullest moment.
+/// Maximum of the memory in bytes.
 double fullest_bytes(const ReportedTrace& trace);
 
 }  // namespace megashard

@@ -6,7 +6,7 @@ namespace megashard {
 
 inline constexpr size_t kCurveColors = 8;
 
-/// The page's style sheet. Curves have the classes c0 to c7, in colours that differ on light and dark ground.
+/// Style sheet of the page. Curves have the classes c0 to c7, with different colours on light and dark backgrounds.
 inline constexpr const char* kPageStyle = R"(
 :root { color-scheme: light dark; --ground: #fff; --text: #1c2128; --soft: #5d6773; --line: #d9dee4; --card: #f7f8fa;
   --k0: #2563c9; --k1: #c75c05; --k2: #20804a; --k3: #b8273b; --k4: #7440b5; --k5: #0b7480; --k6: #7f5325;
@@ -58,7 +58,7 @@ circle { fill: var(--ground); }
   background: var(--ground); }
 )";
 
-/// Shows below a chart the step and the values under the pointer.
+/// Shows the step and the values under the pointer in a chart.
 inline constexpr const char* kPageScript = R"(
 for (const svg of document.querySelectorAll('svg.chart')) {
   const [left, right, top, bottom] = svg.dataset.plot.split(' ').map(Number);

@@ -15,7 +15,7 @@
 namespace megashard {
 namespace {
 
-/// What is replaced must be an earlier report: `--out metrics.jsonl` would end a run's record.
+/// The file to replace must be an earlier report: `--out metrics.jsonl` would destroy a run's record.
 void check_report_file(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return;

@@ -2,8 +2,8 @@
 
 namespace megashard {
 
-/// `megashard report RUN...`: an HTML page about runs, from the files that they write; argv[0] is the subcommand.
-/// Returns the exit code. Throws UsageError for wrong flags, and for files that are not there or hold something else.
+/// Runs `megashard report RUN...`: an HTML page about runs from their files; argv[0] is the subcommand. Returns the
+/// exit code. Throws UsageError for wrong flags and for missing or invalid files.
 int run_report(int argc, char** argv);
 
 }  // namespace megashard

@@ -32,7 +32,7 @@ std::string titles_row(const std::vector<std::string>& titles) {
   return row + "</tr>\n";
 }
 
-/// Of the values that are numbers; no number without any.
+/// Median of the finite values; NaN if there are none.
 double median(std::vector<double> values) {
   std::erase_if(values, [](double value) { return !std::isfinite(value); });
   if (values.empty()) return std::nan("");
@@ -125,7 +125,7 @@ std::string memory_section(const Report& report) {
   return html + "<p class=\"soft\">Of rank 0, by class.</p>\n" + bars;
 }
 
-/// Beneath a trace's drawing.
+/// Memory section below a trace's drawing.
 std::string memory_of(const ReportedTrace& trace) {
   const auto drawing = memory_drawing_of(trace);
   if (drawing.empty()) return "";

@@ -9,16 +9,16 @@
 
 namespace megashard {
 
-/// With which every page begins.
+/// Beginning of every page.
 inline constexpr std::string_view kReportMark = "<!doctype html><!-- megashard report -->";
 
 struct Report {
-  std::string written{};  ///< the time
+  std::string written{};  ///< time of creation
   std::vector<ReportedRun> runs{};
   std::vector<ReportedTrace> traces{};
 };
 
-/// One HTML page that needs nothing from elsewhere, for light and dark screens, narrow and wide ones.
+/// A self-contained HTML page for light and dark, narrow and wide screens.
 std::string report_page(const Report& report);
 
 }  // namespace megashard

@@ -40,13 +40,13 @@ std::string metrics_file_of(const std::string& path) {
   return found.front();
 }
 
-/// Calls `take` for each whole line. Those that are no JSON object are an error.
+/// Calls `take` for each complete line. Throws if a line is not a JSON object.
 void for_each_object(const std::string& path, const std::string& what,
                      const std::function<void(const ordered_json& object)>& take) {
   std::ifstream file(path);
   require(file.good(), path + " cannot be read; check its permissions.");
   int64_t number = 0;
-  for (std::string line; std::getline(file, line) && !file.eof();) {  // eof: cut short
+  for (std::string line; std::getline(file, line) && !file.eof();) {  // eof: truncated
     ++number;
     const auto object = ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
     require(object.is_object(),
@@ -63,7 +63,7 @@ T field(const ordered_json& object, const char* key, T otherwise) {
   return fits ? found->template get<T>() : otherwise;
 }
 
-/// Returns which steps were done before others were done again: 169 for 150, if 151 came behind 169.
+/// Returns the last step before steps were repeated: 169 for 150, if 151 follows 169.
 std::map<int64_t, int64_t> read_steps_of(ReportedRun& run) {
   std::map<int64_t, int64_t> redone;
   std::map<int64_t, std::map<std::string, double>> steps;
@@ -131,7 +131,7 @@ void read_events_of(ReportedRun& run) {
   run.traces.erase(std::unique(run.traces.begin(), run.traces.end()), run.traces.end());
 }
 
-/// The last step of each leg: before the next one, or of the file.
+/// Sets the last step of each start: before the next start, or of the file.
 void take_last_steps(ReportedRun& run, const std::map<int64_t, int64_t>& redone) {
   for (size_t i = 0; i < run.starts.size(); ++i) {
     if (i + 1 == run.starts.size()) {
@@ -146,7 +146,7 @@ void take_last_steps(ReportedRun& run, const std::map<int64_t, int64_t>& redone)
 
 ReportedRun::Checkpoint checkpoint_of(const CheckpointStep& step) {
   ReportedRun::Checkpoint checkpoint{.name = fs::path(step.folder).filename()};
-  std::error_code error;  // of files that go while this looks
+  std::error_code error;  // for files deleted meanwhile
   for (const auto& entry : fs::recursive_directory_iterator(step.folder, error)) {
     const auto size = entry.is_regular_file(error) ? entry.file_size(error) : 0;
     if (!error) checkpoint.bytes += static_cast<int64_t>(size);
@@ -158,7 +158,7 @@ ReportedRun::Checkpoint checkpoint_of(const CheckpointStep& step) {
   return checkpoint;
 }
 
-/// Of --save; a run whose folder was moved, or that has no events, may have them beside its metrics.
+/// Finds checkpoints of --save. If the run's folder was moved, or it has no events, they may be beside its metrics.
 void find_checkpoints(ReportedRun& run) {
   const auto beside = fs::absolute(run.metrics_file).parent_path();
   std::vector<std::string> folders;
@@ -176,7 +176,7 @@ void find_checkpoints(ReportedRun& run) {
     try {
       best = read_best_step(folder);
       latest = read_tracker(folder);
-    } catch (const std::exception&) {  // illegible: none is the latest
+    } catch (const std::exception&) {  // invalid: none is the latest
     }
     for (const auto& step : steps) {
       run.checkpoints.push_back(checkpoint_of(step));

@@ -9,42 +9,42 @@
 
 namespace megashard {
 
-/// What the files of a run tell of it: its metrics, the events beside them, and the checkpoints of its --save.
+/// Content of a run's files: its metrics, their events, and the checkpoints of its --save.
 struct ReportedRun {
   struct Start {
     std::string time{};
-    int64_t step = 0;  ///< done before; 0: a fresh run
+    int64_t step = 0;  ///< steps done before; 0: a new run
     int64_t world_size = 0;
-    std::string end{};  ///< "done", "exited", "interrupted"; empty: it goes on, was killed, or ended with an error
-    int64_t last = 0;   ///< the last step that is known to be done
+    std::string end{};  ///< "done", "exited", "interrupted"; empty: running, killed or failed
+    int64_t last = 0;   ///< last step known to be done
   };
   struct Checkpoint {
     std::string name{};  ///< "iter_0000010"
     int64_t bytes = 0;
     std::string time{};
-    bool is_latest = false;  ///< which --load takes
-    bool is_best = false;    ///< of --save-best
+    bool is_latest = false;  ///< used by --load
+    bool is_best = false;    ///< by --save-best
   };
   struct Memory {
-    int64_t step = 0, bytes = 0;  ///< the peak
+    int64_t step = 0, bytes = 0;  ///< at the peak
     std::vector<std::pair<std::string, int64_t>> parts{};
   };
 
-  std::string name{};          ///< as the user wrote it
-  std::string metrics_file{};  ///< where the steps are from
+  std::string name{};          ///< as given by the user
+  std::string metrics_file{};  ///< source of the steps
   std::vector<double> steps{};
-  /// By key, one for each step; NaN: it has none, or what is no number.
+  /// One value per step, by key; NaN: absent or not finite.
   std::map<std::string, std::vector<double>> numbers{};
-  std::vector<Start> starts{};                     ///< empty: there are no events
-  std::map<std::string, std::string> arguments{};  ///< of the last start, those that differ from their defaults
-  std::optional<Memory> memory{};                  ///< of the largest peak; none: no --log-memory
-  std::vector<std::string> traces{};               ///< of --profile
-  std::string save{};                              ///< the folder of `checkpoints`; empty: none was found
-  std::vector<Checkpoint> checkpoints{};           ///< those that are there, the newest first
+  std::vector<Start> starts{};                     ///< empty: no events
+  std::map<std::string, std::string> arguments{};  ///< of the last start, if not default
+  std::optional<Memory> memory{};                  ///< at the largest peak; nullopt: no --log-memory
+  std::vector<std::string> traces{};               ///< from --profile
+  std::string save{};                              ///< folder of `checkpoints`; empty: none found
+  std::vector<Checkpoint> checkpoints{};           ///< existing ones, the newest first
 };
 
-/// `path`: a metrics file, or a folder with metrics.jsonl or one other .jsonl. A last line that is not whole yet is
-/// left out; of steps that were done again the last ones count. Throws UsageError, naming the file and the line.
+/// Reads a metrics file, or a folder with metrics.jsonl or one other .jsonl. An incomplete last line is skipped;
+/// repeated steps use the last values. Throws UsageError with file and line.
 ReportedRun read_run(const std::string& path);
 
 }  // namespace megashard

@@ -13,8 +13,8 @@
 namespace megashard {
 namespace {
 
-using json = nlohmann::ordered_json;  // classes of memory stay in the order of the file
-/// From and to, sorted, none of which touches another.
+using json = nlohmann::ordered_json;  // keeps memory classes in the file's order
+/// Sorted, disjoint intervals.
 using Stretches = std::vector<std::pair<double, double>>;
 
 Stretches merged(Stretches all) {
@@ -30,7 +30,7 @@ Stretches merged(Stretches all) {
   return out;
 }
 
-/// What of `from` is in none of `without`.
+/// The parts of `from` outside all intervals of `without`.
 Stretches rest_of(const Stretches& from, const Stretches& without) {
   Stretches out;
   auto next = without.begin();
@@ -68,7 +68,7 @@ bool is_of_gpu(const json& event) {
   return category == "kernel" || category == "gpu_memcpy" || category == "gpu_memset";
 }
 
-/// One that has a length, and is no mark of the profiler's own.
+/// True for events with a duration, except the profiler's own marks.
 bool is_span(const json& event) {
   if (!event.is_object() || text_of(event, "ph") != "X" || text_of(event, "cat") == "Trace") return false;
   const auto begin = event.find("ts"), length = event.find("dur");
@@ -90,7 +90,7 @@ bool is_memory(const json& event) {
   return at != event.end() && at->is_number() && parts != event.end() && parts->is_object();
 }
 
-/// Adds a counter; a class that a later one has anew was empty before.
+/// Adds a counter sample; classes that appear later are empty before.
 void add_memory(const json& event, double at, ReportedTrace& trace) {
   ReportedTrace::Memory sample{.at = at};
   for (const auto& [name, bytes] : event["args"].items()) {

@@ -5,7 +5,7 @@
 
 namespace megashard {
 
-/// A Chrome trace of steps, and how they spent their time. Seconds from the first span on.
+/// A Chrome trace of steps, with the use of their time. Seconds since the first span.
 struct ReportedTrace {
   struct Span {
     double begin = 0, end = 0;
@@ -14,29 +14,29 @@ struct ReportedTrace {
   };
   struct Row {  ///< a stream of the device, or a thread of the host
     std::string name{};
-    std::vector<Span> spans{};  ///< by their begin
+    std::vector<Span> spans{};  ///< sorted by begin
   };
 
   /// Bytes by class from a time on.
   struct Memory {
     double at = 0;
-    std::vector<double> bytes{};  ///< as many as memory_classes
+    std::vector<double> bytes{};  ///< one per memory class
   };
 
   std::string path{};
   std::vector<std::string> memory_classes{};
-  std::vector<Memory> memory{};  ///< in the order of time
+  std::vector<Memory> memory{};  ///< sorted by time
   std::vector<Row> rows{};
-  double seconds = 0;        ///< from the first span to the last one's end
-  double compute = 0;        ///< of the row that computes most
-  double communication = 0;  ///< of all rows, what overlaps counted once
-  double exposed = 0;        ///< of this, while that row does not compute
-  double idle = 0;           ///< while no row does anything
+  double seconds = 0;        ///< from the first span to the end of the last
+  double compute = 0;        ///< of the row with the most computation
+  double communication = 0;  ///< over all rows, overlaps counted once
+  double exposed = 0;        ///< part of it during which that row does not compute
+  double idle = 0;           ///< time in which all rows are idle
 };
 
-/// Of `--profile` or `plan --trace`. Where there are kernels of a GPU, only what the device did counts. Spans that hold
-/// others are told as communication when they communicate themselves ("FSDP::all_gather (...)"). Throws UsageError for
-/// a file that is no such trace.
+/// Reads a trace of `--profile` or `plan --trace`. If it has GPU kernels, only device activity is used. Spans that
+/// contain others count as communication if they communicate themselves ("FSDP::all_gather (...)"). Throws UsageError
+/// if the file is not such a trace.
 ReportedTrace read_trace(const std::string& path);
 
 }  // namespace megashard

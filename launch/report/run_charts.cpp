@@ -17,7 +17,7 @@ struct KnownNumber {
   const char* title;
   std::string (*value_text)(double value) = short_number;
   bool only_if_it_varies = false;
-  double unit = 1;  ///< values are shown divided by it
+  double unit = 1;  ///< values are divided by it
   double exact_unit = 1;
   const char* exact_name = "";
 };
@@ -57,7 +57,7 @@ bool varies(const std::vector<ReportedRun>& runs, const std::string& key) {
   return values.size() > 1;
 }
 
-/// Points of their own where most steps have none.
+/// True if most steps have no value: drawn as points.
 bool is_sparse(const std::vector<double>& values) {
   return 2 * std::ranges::count_if(values, [](double value) { return std::isfinite(value); }) <
          static_cast<std::ptrdiff_t>(values.size());
@@ -86,7 +86,7 @@ LineChart chart_of(const std::vector<ReportedRun>& runs, const KnownNumber& numb
     const std::string of = runs.size() > 1 ? runs[i].name : "";
     const std::string space = of.empty() ? "" : " ";
     add(number.key, of.empty() ? number.title : of, i, false);
-    // Of several runs each has its colour, and points tell validation.
+    // With several runs, each has a colour and points mark validation.
     if (number.key == "loss") add(kValidationLoss, of + space + "validation", runs.size() > 1 ? i : 1, true);
     for (size_t start = 1; start < runs[i].starts.size(); ++start)
       chart.restarts.push_back(static_cast<double>(runs[i].starts[start].step));

@@ -7,8 +7,7 @@
 
 namespace megashard {
 
-/// A chart for each number of the metrics files, the best known ones first; the losses of training and validation are
-/// one. Left out: counts that are the same in all steps.
+/// One chart per metric, the best known first; training and validation loss share one. Constant counts are omitted.
 std::vector<LineChart> charts_of(const std::vector<ReportedRun>& runs);
 
 }  // namespace megashard

@@ -8,13 +8,13 @@ namespace megashard {
 namespace {
 
 constexpr double kRowHeight = 26, kBarHeight = 20;
-constexpr double kLeastGap = 0.7;  // that can be seen
+constexpr double kLeastGap = 0.7;  // minimum visible
 
-/// Spans drawn as one.
+/// Spans drawn as one rectangle.
 struct Block {
-  double begin = 0, end = 0;          // places
+  double begin = 0, end = 0;          // coordinates
   double longest = 0;                 // seconds
-  const std::string* name = nullptr;  // of the longest
+  const std::string* name = nullptr;  // of the longest span
   size_t count = 0;
 };
 
@@ -27,7 +27,7 @@ std::string block_of(const Block& block, double y, bool communicates) {
          html_text(tip) + "</title></rect>";
 }
 
-/// What communicates lies over what computes, since the spans that hold it do neither by themselves.
+/// Communication is drawn over computation, because spans that contain it do neither themselves.
 std::string blocks_of(const ReportedTrace& trace, const ReportedTrace::Row& row, double y, bool communicates) {
   std::string svg;
   Block open;
