@@ -22,7 +22,7 @@ void check_devices(const RollWorker& worker, int64_t world_size) {
   check(worker.world_size, "world_size");
 }
 
-/// Experts on ranks of their own.
+/// Applies expert parallelism.
 void apply_experts(RollWorker& worker, const Arguments& arguments, int64_t world_size) {
   const int64_t spread = arguments.expert_model_parallel_size;
   require(spread >= 1, worker.role + ": ep_size is " + to_string(spread) + "; it is a number of ranks, so at least 1.");
@@ -81,12 +81,12 @@ void apply_warmup(const RollWorker& worker, Arguments& arguments) {
       worker.warmup_steps > 0
           ? worker.warmup_steps
           : static_cast<int64_t>(std::ceil(worker.warmup_ratio * static_cast<double>(*arguments.train_iters)));
-  // ROLL's schedule may end before its warm-up: the decay begins behind the run.
+  // ROLL's schedule may end before its warm-up: then the decay begins after the run.
   if (!arguments.lr_decay_iters && arguments.lr_warmup_iters >= *arguments.train_iters)
     arguments.lr_decay_iters = arguments.lr_warmup_iters + 1;
 }
 
-/// AdamW decays every parameter there.
+/// ROLL's AdamW decays every parameter.
 void apply_decay(Arguments& arguments) {
   if (arguments.weight_decay == 0) return;
   auto& overrides = arguments.param_group_overrides;
@@ -120,7 +120,7 @@ void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_s
     apply_decay(arguments);
     apply_recompute(worker, arguments);
   }
-  if (!arguments.save) {  // the file's intervals and keeping count with --save only
+  if (!arguments.save) {  // the file's intervals and retention apply with --save only
     arguments.async_save = false;
     arguments.save_interval.reset();
   }

@@ -17,7 +17,7 @@ constexpr const char* kDefaults = "defaults";
 constexpr const char* kSelf = "_self_";
 constexpr int kDeepest = 16;
 
-/// Keys of `other` over those of `base`; maps are merged, all else is replaced.
+/// Merges maps recursively; other values of `other` replace those of `base`.
 YAML::Node merged(const YAML::Node& base, const YAML::Node& other) {
   if (!base.IsDefined() || !base.IsMap() || !other.IsMap()) return other;
   YAML::Node result;
@@ -31,7 +31,7 @@ YAML::Node merged(const YAML::Node& base, const YAML::Node& other) {
   return result;
 }
 
-/// `node` as the value of a dotted key; empty: at the top.
+/// Wraps `node` as the value of a dotted key; empty: unchanged.
 YAML::Node inside(const std::string& package, const YAML::Node& node) {
   YAML::Node result = node;
   const auto words = package.empty() ? std::vector<std::string>{} : split_text(package, ".");
@@ -43,7 +43,7 @@ YAML::Node inside(const std::string& package, const YAML::Node& node) {
   return result;
 }
 
-/// What `# @package NAME` in the first lines of a file says; empty: nothing.
+/// The NAME of `# @package NAME` in the first lines of a file; empty if absent.
 std::string package_of_header(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line) && (line.empty() || line.front() == '#');) {
@@ -57,12 +57,12 @@ std::string package_of_header(const std::string& text) {
 /// An entry of a defaults list.
 struct Entry {
   std::string file;     // relative, without .yaml; _self_; empty: none
-  std::string package;  // as written; empty: by the file's header or its group
+  std::string package;  // as written; empty: from the file's header or its group
 };
 
 class Composer {
  public:
-  /// The composition of a file's content, which stands at the key `package`.
+  /// Composes a file's content at the key `package`.
   YAML::Node compose(const YAML::Node& root, const std::string& path, const std::string& package, int depth) {
     if (!root.IsMap()) return root;
     const YAML::Node defaults = root[kDefaults];
@@ -118,7 +118,7 @@ class Composer {
       package = "";
     } else if (package == "_here_") {
       package = outer;
-    } else if (package.empty() || package == "_group_") {  // that of the file's folder
+    } else if (package.empty() || package == "_group_") {  // the group is the file's folder
       auto group = fs::path(entry.file).parent_path().lexically_normal().generic_string();
       if (group.find("..") != group.npos)
         item.fail("names " + entry.file + " without a package; write " + entry.file + "@_here_ to merge it here");

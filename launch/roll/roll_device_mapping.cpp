@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kMaxDevices = 1 << 20;
 
-/// Reads a Python expression of lists and ranges from left to right.
+/// Parses a Python expression of lists and ranges from left to right.
 class DeviceReader {
  public:
   explicit DeviceReader(std::string_view text) : rest_(text) {}

@@ -16,7 +16,7 @@ using V = YamlValue;
 using W = RollWorker;
 using A = Arguments;
 
-/// The value of a flag of ours.
+/// Sets a flag of ours.
 template <const char* flag>
 void to_flag(const V& value, W&, A& arguments) {
   set_option(*find_option(flag), value, arguments);
@@ -41,7 +41,7 @@ void take_resume(const V& value, W&, A& arguments) {
   }
 }
 
-/// A name of the pipeline's model counts where the worker has none of its own.
+/// The pipeline's model is used unless the worker names one.
 void take_pretrain(const V& value, W& worker, A& arguments) {
   if (!arguments.hf_model) to_flag<kHfModel>(value, worker, arguments);
 }
@@ -102,7 +102,7 @@ constexpr RollKey flag_key(const char* name, bool roll_drops = false) {
   return {name, to_flag<flag>, roll_drops, flag};
 }
 
-/// PyTorch's ShardedGradScaler(growth_interval=400).
+/// Sets the defaults of PyTorch's ShardedGradScaler(growth_interval=400).
 void scale_as_roll(A& arguments) {
   arguments.initial_loss_scale = 65536;
   arguments.min_loss_scale = std::numeric_limits<float>::min();
@@ -166,7 +166,7 @@ const RollKey kModel[] = {
     {"disable_gradient_checkpointing", [](const V& value, W& worker, A&) { worker.recompute = !value.boolean(); }},
     {"gradient_checkpointing_use_reentrant",
      [](const V& value, W& worker, A&) { worker.recompute_reentrant = value.boolean(); }},
-    {"dtype", [](const V& value, W&, A&) { value.dtype(); }},  // param_dtype is what is computed in
+    {"dtype", [](const V& value, W&, A&) { value.dtype(); }},  // checked only: param_dtype is the compute dtype
     flag_key<kContext>("ulysses_size"),
     {"model_type"},
     {"model_config_kwargs"},
@@ -244,7 +244,7 @@ const RollKey kStrategy[] = {
     flag_key<kExpertRanks>("ep_size"),
     {"efsdp_size", [](const V& value, W& worker, A&) { worker.efsdp_size = value.integer(1); }},
     {"moe_use_grouped_mm"},
-    {"apply_expert_patch", [](const V& value, W&, A&) { value.boolean(); }},  // every expert runs always
+    {"apply_expert_patch", [](const V& value, W&, A&) { value.boolean(); }},  // all experts always run
     {"apply_tiled_mlp", [](const V& value, W&, A& arguments) { arguments.apply_tiled_mlp = value.boolean(); }},
     flag_key<kTiles>("tiled_num_shards"),
     {"model_type"},

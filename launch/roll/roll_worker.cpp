@@ -26,7 +26,7 @@ constexpr int64_t kLoraRank = 8;  // ROLL's default
 
 bool is_worker(const YAML::Node& node) { return node.IsMap() && node[kStrategyArgs].IsDefined(); }
 
-/// Name and section. Not looked up by name, which finds a namesake that is none.
+/// (name, section) of each worker; iterates, because a lookup by name could find a non-worker of the same name.
 std::vector<std::pair<std::string, YAML::Node>> workers_of(const YAML::Node& root) {
   std::vector<std::pair<std::string, YAML::Node>> workers;
   for (const auto& item : root) {
@@ -35,7 +35,7 @@ std::vector<std::pair<std::string, YAML::Node>> workers_of(const YAML::Node& roo
   return workers;
 }
 
-/// What an unknown key means in a section.
+/// Handling of unknown keys in a section.
 enum class Unknown { kError, kErrorIfMisspelt };
 
 class Reader {
@@ -45,10 +45,10 @@ class Reader {
 
   YamlValue value(const std::string& path, const YAML::Node& node) const { return {file_, path, node, &root_}; }
 
-  /// Reads a key that no table has.
+  /// Reads a key that is in no table.
   void take(const YamlValue& value, const std::function<void()>& take) { take_key(log_, value, arguments_, take); }
 
-  /// Reads a map; `inner` are keys that stand for sections of their own.
+  /// Reads a map; `inner` are keys of inner sections.
   void section(const std::string& path, const YAML::Node& node, std::span<const RollKey> keys,
                const std::set<std::string>& inner, Unknown unknown) {
     if (!node.IsDefined() || node.IsNull()) return;
@@ -61,7 +61,7 @@ class Reader {
     }
   }
 
-  /// Nothing reads this key.
+  /// Records a key that is not read.
   void leave(const YamlValue& each) {
     worker_.unused.push_back(each.key);
     leave_key(log_, each, "nothing here reads it");
@@ -88,7 +88,7 @@ class Reader {
     take_key(log_, each, arguments_, [&] { found->take(each, worker_, arguments_); });
   }
 
-  /// Of a key that asks for a missing function; else empty. The section is the last name but one of the path.
+  /// Reason why a key's feature is missing; empty if it is supported. The section is the second-last name of the path.
   static std::string why_missing(const YamlValue& each, const std::string& name) {
     const std::string outer = each.key.substr(0, each.key.size() - name.size() - 1);
     const std::string section = outer.substr(outer.rfind('.') + 1);
@@ -113,21 +113,21 @@ class Reader {
   Mistakes mistakes_;
 };
 
-/// What ROLL takes where the file says nothing.
+/// Sets ROLL's defaults.
 void set_defaults(RollWorker& worker, Arguments& arguments) {
   arguments.seed = 42;
   arguments.lr = 5e-5;
   arguments.weight_decay = 0;
   arguments.micro_batch_size = 8;
   arguments.lr_decay_style = LrDecayStyle::kLinear;
-  arguments.attention_dropout = arguments.hidden_dropout = 0;  // config.json decides in ROLL
+  arguments.attention_dropout = arguments.hidden_dropout = 0;  // from config.json in ROLL
   arguments.distributed_timeout_minutes = 30;
   arguments.ckpt_format = CheckpointFormat::kTorchDcp;
   arguments.async_save = true;
   arguments.use_torch_fsdp2 = true;
   worker.sharding.mixed_precision.param_dtype = at::kBFloat16;
   worker.sharding.mixed_precision.reduce_dtype = at::kFloat;
-  worker.sharding.reshard_after_forward = ReshardAfterForward{};  // not the root
+  worker.sharding.reshard_after_forward = ReshardAfterForward{};  // except the root
   worker.sharding.wrap_policy.emplace();
 }
 
@@ -149,8 +149,7 @@ void read_strategy(Reader& reader, const std::string& path, const YAML::Node& no
   }
 }
 
-/// lora_target stands for LoRA in ROLL: nothing is frozen by name then, and only what trains has
-/// it.
+/// lora_target enables LoRA in ROLL; then freezing by name is ignored, and only training workers have adapters.
 void apply_lora(RollWorker& worker, Arguments& arguments) {
   if (arguments.lora_target_modules.empty()) return;
   const auto drop = [&](std::vector<std::string>& words, const char* key) {
