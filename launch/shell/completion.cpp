@@ -20,7 +20,7 @@ std::vector<std::string> names_of(const std::vector<HelpFlag>& flags) {
   return names;
 }
 
-/// Which subcommand a line is about: the second word, or the one behind `launch ... --`.
+/// The subcommand of a line: the second word, or the one after `launch ... --`.
 constexpr const char* kBashHead =
     R"(# bash completion of megashard; source it, or put it into /usr/share/bash-completion/completions.
 _megashard() {
@@ -78,7 +78,7 @@ std::string zsh(const std::vector<HelpOfProgram>& programs) {
          "    esac\n  else\n    _files\n  fi\n}\n_megashard \"$@\"\n";
 }
 
-/// fish offers no flags behind --: behind that of launch, what it would offer without launch.
+/// fish offers no flags after --; after launch's -- this offers those of the command without launch.
 constexpr const char* kFishHead =
     R"(# fish completion of megashard; put it into ~/.config/fish/completions as megashard.fish.
 function __megashard_is_behind_launch
@@ -109,7 +109,7 @@ std::string fish(const std::vector<HelpOfProgram>& programs) {
   return text;
 }
 
-/// Lines that troff takes as they are.
+/// Escapes lines for verbatim output in troff.
 std::string verbatim(const std::string& text) {
   std::string lines = ".nf\n";
   for (const char letter : text) {

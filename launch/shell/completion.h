@@ -7,10 +7,10 @@
 
 namespace megashard {
 
-/// The completions of `megashard` for bash, zsh or fish. Throws UsageError for another shell.
+/// Completion script of `megashard` for bash, zsh or fish. Throws UsageError for other shells.
 std::string completion_script(const std::string& shell, const std::vector<HelpOfProgram>& programs);
 
-/// A manual page in troff, of all programs (megashard.1) or of one (megashard-pretrain.1).
+/// A manual page in troff, for all programs (megashard.1) or for one (megashard-pretrain.1).
 std::string manual_page(const std::vector<HelpOfProgram>& programs, const std::string& version);
 std::string manual_page(const HelpOfProgram& program, const std::string& version);
 

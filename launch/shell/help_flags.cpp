@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kFlagLetters = "abcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// "--json", "-n,--processes": the long one.
+/// The long name in "--json" or "-n,--processes".
 std::string long_name(std::string word) {
   const auto begin = word.find("--");
   if (begin == word.npos) return "";
@@ -18,7 +18,7 @@ std::string long_name(std::string word) {
   return word.substr(0, word.find_first_not_of(kFlagLetters, 2));
 }
 
-/// "constant|linear"; a kind of value, as INT, is none.
+/// Choices in "constant|linear"; empty for a type such as INT.
 std::vector<std::string> choices_in(const std::string& word) {
   if (word.find('|') == word.npos) return {};
   auto choices = split_text(word, "|");
@@ -36,9 +36,9 @@ std::vector<HelpFlag> flags_in_help(const std::string& help) {
   for (std::string line; std::getline(lines, line);) {
     if (!line.starts_with("  -")) continue;
     for (std::string rest; line.ends_with('|') && std::getline(lines, rest);) {
-      line += rest.substr(std::min(rest.find_first_not_of(' '), rest.size()));  // many choices have several lines
+      line += rest.substr(std::min(rest.find_first_not_of(' '), rest.size()));  // long lists of choices are wrapped
     }
-    // Behind two spaces there is an explanation.
+    // An explanation follows two spaces.
     const std::string usage = line.substr(2, line.find("  ", 2) - 2);
     std::istringstream words(usage);
     std::string word, value;

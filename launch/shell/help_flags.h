@@ -5,14 +5,14 @@
 
 namespace megashard {
 
-/// A flag, as a program's help has it.
+/// A flag in a program's help.
 struct HelpFlag {
   std::string name;  ///< "--lr-decay-style"
   bool takes_value = false;
-  std::vector<std::string> choices{};  ///< of the value; empty: any
+  std::vector<std::string> choices{};  ///< choices of the value; empty: any
 };
 
-/// The flags of a program's --help, in its order.
+/// The flags of a program's --help, in order.
 std::vector<HelpFlag> flags_in_help(const std::string& help);
 
 /// A subcommand with its help, for completions and manual pages.
