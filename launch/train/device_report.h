@@ -8,12 +8,12 @@
 
 namespace megashard {
 
-/// Prints, when called after each step, what made the host wait for the device in it
-/// (--log-host-syncs). A device that cannot say: a warning now, and nothing later.
+/// Returns a function to call after each step, which prints the operations that blocked the host for the device
+/// (--log-host-syncs). If the device cannot report them: warns now and returns a no-op.
 std::function<void()> host_sync_log(c10::Device device, const DiagnosticSink& sink);
 
-/// What the device found wrong with this program, at the end of a run: prints what was checked, and
-/// throws the findings as one error. Only the simulated device looks; see docs/simulated_device.md.
+/// Prints what the device checked during this program, and throws its findings as one error. Call it at the end of a
+/// run. Only the simulated device checks anything; see docs/simulated_device.md.
 void tell_findings(c10::Device device, const DiagnosticSink& sink);
 
 }  // namespace megashard

@@ -11,11 +11,11 @@
 namespace megashard {
 namespace {
 
-/// eos_token_id: a token or several.
+/// eos_token_id: one or several tokens.
 std::vector<int64_t> eos_in(const std::optional<nlohmann::ordered_json>& config) {
   if (!config) return {};
   const bool nested = !config->contains("eos_token_id") && config->contains("text_config");
-  const auto& text = nested ? config->at("text_config") : *config;  // of vision-language models
+  const auto& text = nested ? config->at("text_config") : *config;  // for vision-language models
   if (!text.is_object() || !text.contains("eos_token_id")) return {};
   const auto& eos = text.at("eos_token_id");
   std::vector<int64_t> tokens;
@@ -25,14 +25,14 @@ std::vector<int64_t> eos_in(const std::optional<nlohmann::ordered_json>& config)
   return tokens;
 }
 
-/// A file of the tokenizer; null when it is not there or no JSON object.
+/// A file of the tokenizer; null if it is missing or not a JSON object.
 nlohmann::json read_tokenizer_file(const std::filesystem::path& path) {
   std::ifstream file(path);
   auto object = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   return object.is_object() ? object : nlohmann::json();
 }
 
-/// token_to_id of the package tokenizers: added tokens come first.
+/// As token_to_id of the package tokenizers: added tokens first.
 std::optional<int64_t> token_id(const nlohmann::json& tokenizer, const std::string& token) {
   for (const auto& added : tokenizer.value("added_tokens", nlohmann::json::array())) {
     if (added.value("content", "") == token) return added.at("id").get<int64_t>();
@@ -50,7 +50,7 @@ std::optional<int64_t> token_id(const nlohmann::json& tokenizer, const std::stri
   return std::nullopt;
 }
 
-/// eos_token of tokenizer_config.json as a number of tokenizer.json.
+/// eos_token of tokenizer_config.json as an id of tokenizer.json.
 std::optional<int64_t> named_eos(const std::filesystem::path& folder) {
   const auto config = read_tokenizer_file(folder / "tokenizer_config.json");
   if (!config.contains("eos_token")) return std::nullopt;
@@ -66,7 +66,7 @@ std::optional<int64_t> named_eos(const std::filesystem::path& folder) {
   return id;
 }
 
-/// By --tokenizer-type; without it --vocab-file counts where no other tokenizer is given.
+/// Decides by --tokenizer-type; without it --vocab-file is used if no other tokenizer is given.
 bool has_gpt2_tokenizer(const Arguments& arguments) {
   if (!arguments.vocab_file) return false;
   if (arguments.tokenizer_type) return arguments.tokenizer_type == TokenizerType::kGpt2Bpe;
@@ -89,7 +89,7 @@ int64_t end_of_document_id(const Arguments& arguments) {
   }
   for (const auto& given : {arguments.tokenizer_model, arguments.hf_model}) {
     if (!given) continue;
-    const std::filesystem::path path = *given;  // or tokenizer.json itself
+    const std::filesystem::path path = *given;  // or the path of tokenizer.json
     const auto folder = std::filesystem::is_directory(path) ? path : path.parent_path();
     if (const auto named = named_eos(folder)) return *named;
     for (const auto& config : {read_generation_config(folder.string()), read_hf_config(folder.string())}) {

@@ -38,7 +38,7 @@ void load_model_plugin(const std::string& path, ModelRegistry& registry) {
     throw UsageError(flag + " is no file; give the path of a shared library.");
   if (const auto why = why_no_shared_library(path); !why.empty())
     throw UsageError(flag + " cannot be loaded: " + why + ".");
-  // A path without a slash would be looked for in the system's folders.
+  // Absolute, because dlopen searches system folders for names without a slash.
   void* library = dlopen(std::filesystem::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();

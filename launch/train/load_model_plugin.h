@@ -6,9 +6,9 @@
 
 namespace megashard {
 
-/// Loads the library of --model-plugin (framework/modules/model_plugin.h), which adds its models to
-/// the registry and stays loaded. Throws UsageError for a file that cannot be loaded, that is no
-/// plugin, that was built against another megashard or LibTorch, or whose registration throws.
+/// Loads the library of --model-plugin (framework/modules/model_plugin.h), which adds its models to the registry and
+/// stays loaded. Throws UsageError if the file cannot be loaded, is not a plugin, was built against another megashard
+/// or LibTorch, or if its registration throws.
 void load_model_plugin(const std::string& path, ModelRegistry& registry);
 
 }  // namespace megashard

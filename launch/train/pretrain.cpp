@@ -43,7 +43,7 @@ int64_t peak_memory_bytes(c10::Device device) {
     const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
     return stats.allocated_bytes[0].peak;
   }
-  std::ifstream status("/proc/self/status");  // getrusage's begins with the peak of the process that started this one
+  std::ifstream status("/proc/self/status");  // getrusage includes the peak of the parent process
   int64_t kibibytes = 0;
   for (std::string word; kibibytes == 0 && status >> word;) {
     if (word == "VmHWM:") status >> kibibytes;
@@ -100,7 +100,7 @@ TrainerCallbacks trainer_callbacks(const Arguments& arguments, const ProcessGrou
   return callbacks;
 }
 
-/// Of --fsdp2-plan auto.
+/// For --fsdp2-plan auto; null otherwise.
 std::shared_ptr<UnitPlanner> unit_planner(const Arguments& arguments, torch::nn::Module& model,
                                           const ParallelGroups& groups, c10::Device device,
                                           const TrainerCallbacks& callbacks) {
@@ -114,10 +114,10 @@ std::shared_ptr<UnitPlanner> unit_planner(const Arguments& arguments, torch::nn:
   return std::make_shared<UnitPlanner>(model, groups.world, device, std::move(options));
 }
 
-/// Of a model that is not sharded yet.
+/// Prints counts for a model before sharding.
 void print_parameter_counts(const torch::nn::Module& model) {
   int64_t elements = 0, trainable = 0;
-  std::unordered_set<const c10::TensorImpl*> counted;  // tied ones have several names
+  std::unordered_set<const c10::TensorImpl*> counted;  // tied parameters appear several times
   for (const auto& parameter : model.parameters()) {
     if (!counted.insert(parameter.unsafeGetTensorImpl()).second) continue;
     elements += parameter.numel();
@@ -127,13 +127,13 @@ void print_parameter_counts(const torch::nn::Module& model) {
   print_line(trainable_parameters_line(trainable, elements));
 }
 
-/// While a model is made, whole tensors come and go between the rows that stay. On the C library's
-/// heap each would leave a hole in which an aligned block of the same size finds no room, and a
-/// rank would end with the memory of the whole model.
+/// While a model is created, full tensors are allocated and freed between shards that stay. On the C library's heap
+/// each would leave a hole that does not fit an aligned block of the same size, and a rank would end up with the memory
+/// of the whole model.
 void give_freed_memory_back() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
-/// Gradients and activations come and go every step; memory that the C library hands back to the
-/// kernel each time costs a page fault for every 4 KiB when it is taken again.
+/// Gradients and activations are allocated and freed every step; returning their memory to the kernel would cost a page
+/// fault for every 4 KiB on reuse.
 void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 512 << 20);

@@ -6,11 +6,10 @@
 
 namespace megashard {
 
-/// What --dry-run does instead of training; `parse` reads the line anew.
+/// Implements --dry-run; `parse` parses the command line again.
 using DryRun = int (*)(CommandLine line, const std::function<CommandLine()>& parse);
 
-/// `megashard pretrain [FILE.yaml] [flags]`: trains a model; argv[0] is the subcommand. Returns the
-/// exit code.
+/// Runs `megashard pretrain [FILE.yaml] [flags]`: trains a model; argv[0] is the subcommand. Returns the exit code.
 int run_pretrain(int argc, char** argv, DryRun dry_run);
 
 }  // namespace megashard

@@ -43,7 +43,7 @@ int64_t samples_of_epoch(const Arguments& arguments) {
     throw UsageError("num_train_epochs needs the length of a sequence; give sequence_length in the file, "
                      "--seq-length, or the length of the training by --train-iters.");
   }
-  // Tokens do not matter for their number.
+  // The number of samples does not depend on the tokens.
   auto options = data_options(arguments, /*vocab_size=*/1, /*eod_id=*/0);
   options.valid_samples = options.test_samples = 0;
   return build_datasets(options).train->size();

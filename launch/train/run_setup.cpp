@@ -64,7 +64,7 @@ bool has_fp16(const MixedPrecisionPolicy& policy) {
   return std::ranges::find(dtypes, at::kHalf) != dtypes.end();
 }
 
-/// MindSpeed says in the FSDP2 file what is a flag in Megatron.
+/// Takes MindSpeed's key in the FSDP2 file for a setting that is a flag in Megatron.
 void take_expert_ranks(const Fsdp2Config& config, Arguments& arguments, const DiagnosticSink& sink) {
   const int ranks = config.expert_parallel_size;
   if (ranks == 1 || arguments.is_given("expert_model_parallel_size")) return;
@@ -72,7 +72,7 @@ void take_expert_ranks(const Fsdp2Config& config, Arguments& arguments, const Di
   sink(Severity::kNotice, c10::str("FSDP2: expert_parallel_size: as --expert-model-parallel-size ", ranks));
 }
 
-/// Why --load without a checkpoint is no fresh start; empty: it is one. Of the first rank.
+/// Reason why --load without a checkpoint is not a new run; empty if it is. For the first rank.
 std::string start_refusal(const Arguments& arguments, const std::string& tracker, const std::string& key) {
   using Kind = FolderContent::Kind;
   const std::string& folder = *arguments.load;
@@ -102,7 +102,7 @@ std::string start_refusal(const Arguments& arguments, const std::string& tracker
   return "";
 }
 
-/// --load without a checkpoint: refused where only its weights can be meant. Collective.
+/// Handles --load without a checkpoint: throws if only its weights can be meant. Collective.
 void go_on_without_checkpoint(const Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink) {
   const auto tracker = (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
   const bool is_of_file = arguments.resume_key && !arguments.is_given("load");
@@ -117,7 +117,7 @@ void go_on_without_checkpoint(const Arguments& arguments, const ProcessGroupPtr&
   sink(Severity::kNotice, missing_checkpoint_lines(tracker, weights));
 }
 
-/// find_step of a folder that the user gave: what is wrong with the path is a mistake.
+/// As find_step, for a folder from the user: errors of the path become UsageErrors.
 std::optional<CheckpointStep> find_given_step(const std::string& folder, const ProcessGroupPtr& group,
                                               const FindOptions& find) {
   std::optional<CheckpointStep> step;
@@ -127,7 +127,7 @@ std::optional<CheckpointStep> find_given_step(const std::string& folder, const P
 
 at::ScalarType stored_dtype(const Arguments& arguments) { return *parse_dtype(arguments.params_dtype); }
 
-/// ROLL's other engine calls the tower of a vision-language model vision_model, and so do files of it.
+/// Translates prefixes: ROLL's other engine names the tower of a vision-language model vision_model.
 std::vector<std::string> our_prefixes(std::vector<std::string> prefixes, const torch::nn::Module& model,
                                       const DiagnosticSink& sink) {
   constexpr std::string_view kTheirs = "vision_model", kOurs = "model.visual";
@@ -144,14 +144,14 @@ std::vector<std::string> our_prefixes(std::vector<std::string> prefixes, const t
   return prefixes;
 }
 
-/// What --load means from here on: a step's own folder may have been given.
+/// Folder for --load, which may have been a step's own folder.
 std::string parent_of(const CheckpointStep& step) { return std::filesystem::path(step.folder).parent_path().string(); }
 
 }  // namespace
 
 DiagnosticSink sink_for(int rank, const Arguments* arguments) {
   return [rank, arguments](Severity severity, const std::string& message) {
-    constexpr int64_t kInfo = 20, kWarning = 30;  // of Python's logging
+    constexpr int64_t kInfo = 20, kWarning = 30;  // levels of Python's logging
     const bool is_warning = severity == Severity::kWarning;
     const int64_t least = arguments == nullptr ? 0 : arguments->logging_level.value_or(0);
     if (rank == 0 && least <= (is_warning ? kWarning : kInfo))
@@ -166,7 +166,7 @@ ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& en
   ShardingPlan plan{.config = {},
                     .recompute_reentrant = line.worker && line.worker->recompute_reentrant,
                     .recompute_towers = line.worker && line.worker->trains && line.worker->recompute};
-  std::vector<std::pair<Severity, std::string>> told;  // of the file, for a run that starts
+  std::vector<std::pair<Severity, std::string>> told;  // messages about the file, for runs that start
   found.attempt([&] {
     plan.config = sharding_config(
         line, [&told](Severity severity, const std::string& message) { told.emplace_back(severity, message); }, log);
@@ -199,7 +199,7 @@ ProcessGroupPtr join_world(const Arguments& arguments, const std::optional<RollW
                            RendezvousOptions options) {
   options.backend = *arguments.distributed_backend;
   options.timeout = std::chrono::minutes(arguments.distributed_timeout_minutes);
-  // The first rank of each host speaks for it.
+  // the first rank of each host prints
   if (options.local_rank <= 0 || options.local_world_size == 0) options.notice = print_over_status;
   options.long_wait = [](const std::string& line) {
     const std::string text = "megashard: " + line + "\n";
@@ -218,7 +218,7 @@ c10::Device device_of(const ProcessGroupPtr& group) {
 
 void seed_generators(const Arguments& arguments, int rank, c10::Device device) {
   const int64_t alike = arguments.tensor_model_parallel_size * arguments.context_parallel_size;
-  const int64_t apart = 10 * (rank / alike);  // by data parallel rank, as Megatron
+  const int64_t apart = 10 * (rank / alike);  // by data parallel rank, as in Megatron
   const int64_t seed = arguments.seed + (arguments.data_parallel_random_init ? apart : 0);
   seed_random_states(static_cast<uint64_t>(seed), device);
 }
@@ -267,7 +267,7 @@ BuiltModel build_model(const Arguments& arguments, bool initialises) {
   const auto make = [&] {
     auto model = registry.create(arguments, arguments.model.value_or(""));
     auto* init = dynamic_cast<WeightInitMixin*>(model.get());
-    // With the meta device --no-initialization is only a promise not to draw what is drawn later (MindSpeed-MM).
+    // With the meta device --no-initialization only means not to initialise twice (MindSpeed-MM).
     const bool draws = arguments.perform_initialization || arguments.init_model_with_meta_device;
     if (initialises && draws && init != nullptr) init->init_weights();
     if (arguments.lora_r) {

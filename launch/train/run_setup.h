@@ -18,40 +18,39 @@
 
 namespace megashard {
 
-/// What every program that runs a model does first.
+/// First steps of every program that runs a model.
 
-/// Prints on rank 0.
-/// `arguments`: whose --logging-level counts, as it is when something is told; null: all is told.
+/// Prints on rank 0. `arguments`: its current --logging-level is used for each message; null: prints all.
 DiagnosticSink sink_for(int rank, const Arguments* arguments = nullptr);
-/// How the run shards its model: by the FSDP2 file, by ROLL's worker, or by the defaults.
+/// Sharding of a run: from the FSDP2 file, ROLL's worker, or the defaults.
 struct ShardingPlan {
   Fsdp2Config config;
-  bool recompute_reentrant = false;  ///< what ROLL's worker recomputes
-  bool recompute_towers = false;     ///< likewise: towers that are trained too
+  bool recompute_reentrant = false;  ///< for ROLL's worker
+  bool recompute_towers = false;     ///< for ROLL's worker: also recomputes trained towers
 };
 
-/// validate_arguments with this machine's GPUs and variables, and what is wrong with the FSDP2
-/// file, which is read here (its keys: `log`). Takes the line's mistakes.
+/// Runs validate_arguments with this machine's GPUs and variables, reads the FSDP2 file (its keys: `log`) and checks
+/// it. Takes the line's mistakes.
 ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& environment, const DiagnosticSink& sink,
                                   KeyLog* log = nullptr);
 
-/// Collective. The device_mapping of ROLL's worker chooses the GPU of a rank.
+/// Collective. The device_mapping of ROLL's worker selects the GPU of a rank.
 ProcessGroupPtr join_world(const Arguments& arguments, const std::optional<RollWorker>& worker,
                            RendezvousOptions options);
-/// The rank's own, which join_world chose.
+/// The rank's device, selected by join_world.
 c10::Device device_of(const ProcessGroupPtr& group);
 void seed_generators(const Arguments& arguments, int rank, c10::Device device);
 
-/// Where the first weights come from.
+/// Source of the initial weights.
 enum class WeightSource { kCheckpoint, kHuggingFace, kInitialisation };
 
 struct Start {
   WeightSource source;
-  CheckpointStep step{};     ///< of kCheckpoint
-  bool initialises = false;  ///< the layers' first values count
+  CheckpointStep step{};     ///< for kCheckpoint
+  bool initialises = false;  ///< the initial values of the layers are used
 };
 
-/// Collective; --pretrained-checkpoint becomes --load and --finetune.
+/// Collective. Converts --pretrained-checkpoint to --load and --finetune.
 Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink);
 
 struct BuiltModel {
@@ -59,14 +58,14 @@ struct BuiltModel {
   std::unique_ptr<InitTape> tape;
 };
 
-/// A model of models/ or of --model-plugin; its parameters have values if `initialises`.
+/// Creates a model of models/ or of --model-plugin; its parameters have values if `initialises`.
 BuiltModel build_model(const Arguments& arguments, bool initialises);
-/// By the model itself, --freeze-module-prefix and --freeze-modules; before it is sharded.
+/// Freezes parameters: the model's own choice, --freeze-module-prefix and --freeze-modules. Call it before sharding.
 void freeze_model(const Arguments& arguments, const BuiltModel& built, const DiagnosticSink& sink);
-/// Hugging Face weights, with --downcast-to-bf16. Collective.
+/// Loads Hugging Face weights, with --downcast-to-bf16. Collective.
 void load_first_weights(const Arguments& arguments, const BuiltModel& built, const ProcessGroupPtr& group,
                         const DiagnosticSink& sink);
-/// Recomputes, shards; the dtype that the model computes in. Collective.
+/// Sets up recompute, shards the model, and returns its compute dtype. Collective.
 at::ScalarType shard_model(const Arguments& arguments, const ShardingPlan& plan, const BuiltModel& built,
                            const ParallelGroups& groups, bool initialises, const DiagnosticSink& sink);
 

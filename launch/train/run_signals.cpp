@@ -11,8 +11,8 @@
 namespace megashard {
 namespace {
 
-// Read and written by the signal handler.
-std::atomic<const char*> last_words = nullptr;  // null: the first interrupt is only noted
+// Used by the signal handler.
+std::atomic<const char*> last_words = nullptr;  // null: the first interrupt is only recorded
 std::atomic<bool> says_them = false;
 std::atomic<int> exit_signal = 0;
 std::atomic<bool> exit_asked = false, interrupt_asked = false;

@@ -6,15 +6,15 @@
 
 namespace megashard {
 
-constexpr int kExitInterrupted = 130;  ///< what a shell expects of a program that SIGINT has ended
+constexpr int kExitInterrupted = 130;  ///< exit code that shells expect of a program ended by SIGINT
 
-/// From now on Ctrl-C ends this process at once, with `message` on stderr where `speaks`: whatever
-/// the ranks wait for. Where the caller ignores SIGINT (nohup), it stays ignored. With
-/// --exit-signal-handler --exit-signal is noted for stop_request().
+/// Makes Ctrl-C end this process at once, whatever the ranks wait for, with `message` on stderr if `speaks`. If the
+/// caller ignores SIGINT (nohup), it stays ignored. With --exit-signal-handler, --exit-signal is recorded for
+/// stop_request().
 void watch_signals(const Arguments& arguments, const char* message, bool speaks, const DiagnosticSink& sink);
-/// Another message for what is interrupted from now on.
+/// Replaces the message of later interrupts.
 void end_at_interrupt(const char* message);
-/// From now on the first Ctrl-C is noted for stop_request(), and the second ends the process.
+/// Makes the first Ctrl-C set stop_request(), and the second end the process.
 void finish_step_at_interrupt();
 
 StopRequest stop_request();

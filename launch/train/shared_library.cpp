@@ -23,7 +23,7 @@ std::optional<T> read_at(std::ifstream& file, uint64_t offset) {
   return value;
 }
 
-/// Of the program that runs.
+/// ELF header of the running program.
 Header own_header() {
   std::ifstream self("/proc/self/exe", std::ios::binary);
   return read_at<Header>(self, 0).value_or(Header{});

@@ -4,9 +4,8 @@
 
 namespace megashard {
 
-/// Why `path` cannot be a shared library of this machine: empty, cut off, an object file, of
-/// another processor. Empty where nothing speaks against it. dlopen itself reads beyond the end of
-/// a file that is cut off, which ends the process.
+/// Reason why `path` cannot be a shared library of this machine: empty, truncated, an object file, or for another CPU.
+/// Empty if no problem is found. Needed because dlopen reads past the end of a truncated file and crashes.
 std::string why_no_shared_library(const std::string& path);
 
 }  // namespace megashard
