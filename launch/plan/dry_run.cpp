@@ -55,7 +55,7 @@ void complete(CommandLine& line, const RendezvousOptions& ranks, ValueOrigins& o
     }
   });
   validate_for_machine(line, ranks, sink, &sharding_keys);
-  const OptimizerParamScheduler schedule(scheduler_options(arguments));  // throws for wrong settings, unlike the forecast
+  const OptimizerParamScheduler schedule(scheduler_options(arguments));  // throws for wrong settings
   origins.note_changes(arguments, kFromOthers);
   take_network_from_hf_model(arguments, sink);
   origins.note_changes(arguments, "config.json of " + arguments.hf_model.value_or(""));
