@@ -15,59 +15,59 @@ enum class NormKind { kRmsNorm, kLayerNorm };
 enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kSquaredRelu };
 enum class PositionKind { kRotary, kLearned, kNone };
 
-/// Rotary frequencies, as transformers' ROPE_INIT_FUNCTIONS of these names compute them.
+/// Rotary embedding parameters, as in transformers' ROPE_INIT_FUNCTIONS of these names.
 struct RotaryConfig {
   enum class Kind { kDefault, kLinear, kLlama3, kYarn, kDynamic, kLongrope };
   Kind kind = Kind::kDefault;
   double theta = 10000;
-  double fraction = 1.0;  ///< of head_dim that turns
+  double fraction = 1.0;  ///< rotated part of head_dim
   double factor = 1.0;
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
   double original_max_positions = 8192;  ///< kDynamic: max_position_embeddings
-  /// M-RoPE: how many channel pairs turn by each of three position ids (time, height, width), one
-  /// section behind the other or, interleaved, in turns (T H W T H W ... T T). Empty: one id.
+  /// M-RoPE: numbers of channel pairs rotated by each of three position ids (time, height, width), as consecutive
+  /// sections or, interleaved, alternating (T H W T H W ... T T). Empty: one position id.
   std::vector<int64_t> mrope_section{};
   bool mrope_interleaved = false;
-  bool interleaved = false;              ///< neighbouring channels turn together, not those of the two halves
-  double magnitude = 1.0;                ///< on cosines and sines (kYarn, kLongrope: attention_factor)
-  double beta_fast = 32, beta_slow = 1;  ///< kYarn: turns in the original positions between which it blends
-  bool truncate = true;                  ///< kYarn: that range ends on whole channels
-  /// kLongrope, of each pair: divisors of the frequencies up to the original positions, and beyond.
+  bool interleaved = false;              ///< rotates pairs of neighbours instead of pairs of the two halves
+  double magnitude = 1.0;                ///< factor of cosines and sines (kYarn, kLongrope: attention_factor)
+  double beta_fast = 32, beta_slow = 1;  ///< kYarn: blends between these numbers of turns in the original positions
+  bool truncate = true;                  ///< kYarn: rounds that range to whole channels
+  /// kLongrope, per pair: divisors of the frequencies up to the original positions, and beyond.
   std::vector<double> short_factor{}, long_factor{};
 
-  /// Whether a longer sequence turns all of its positions by other frequencies.
+  /// True if the sequence length changes the frequencies of all positions.
   bool depends_on_length() const { return kind == Kind::kDynamic || kind == Kind::kLongrope; }
   bool operator==(const RotaryConfig&) const = default;
 };
 
-/// Class names that the modules of a family answer, for wrap policies.
+/// Class names that a family's modules report, for wrap policies.
 struct ModuleNames {
   std::string norm, rotary, attention, mlp, layer, decoder, model;
   std::string moe{}, router{};
 };
 
-/// Layers whose MLP is a choice of experts.
+/// Layers with a mixture of experts instead of an MLP.
 struct MoeConfig {
   int64_t num_experts = 0;  ///< 0: a dense network
   int64_t experts_per_token = 0;
-  int64_t intermediate_size = 0;    ///< of one expert
-  bool normalise_weights = false;   ///< a token's weights are made to sum to 1
-  double aux_loss_coef = 0;         ///< of transformers' load-balancing loss; 0: without
-  double balance_coef = 0;          ///< of Megatron's, of each layer; 0: without
-  bool balances_sequences = false;  ///< that is of each sequence (Megatron's seq_aux_loss), not of a microbatch
-  double z_loss_coef = 0;           ///< of Megatron's z-loss of each layer; 0: without
-  int64_t sparse_step = 1;          ///< every how many layers one has experts
+  int64_t intermediate_size = 0;    ///< per expert
+  bool normalise_weights = false;   ///< normalises a token's weights to sum 1
+  double aux_loss_coef = 0;         ///< coefficient of transformers' load-balancing loss; 0: none
+  double balance_coef = 0;          ///< coefficient of Megatron's, per layer; 0: none
+  bool balances_sequences = false;  ///< balances each sequence (Megatron's seq_aux_loss) instead of each microbatch
+  double z_loss_coef = 0;           ///< coefficient of Megatron's z-loss, per layer; 0: none
+  int64_t sparse_step = 1;          ///< interval of layers with experts
   std::vector<int64_t> dense_layers{};
-  int64_t ep_size = 1;  ///< ranks that have different experts (--expert-model-parallel-size)
-  int64_t ep_rank = 0;  ///< of these, this rank
+  int64_t ep_size = 1;  ///< expert parallel size (--expert-model-parallel-size)
+  int64_t ep_rank = 0;  ///< this rank's place in it
 
   bool has_megatron_losses() const { return balance_coef != 0 || z_loss_coef != 0; }
   bool is_sparse(int64_t layer) const;
   bool has_expert(int64_t expert) const { return expert / (num_experts / ep_size) == ep_rank; }
 };
 
-/// A decoder-only network, whatever described it.
+/// A decoder-only network, independent of its source.
 struct DecoderConfig {
   ModuleNames names{};
   int64_t vocab_size = 0;
@@ -80,18 +80,18 @@ struct DecoderConfig {
   int64_t max_positions = 0;
   NormKind norm = NormKind::kRmsNorm;
   double norm_eps = 1e-6;
-  bool zero_centered_norm = false;  ///< factors are 1 + weight (Gemma, --apply-layernorm-1p)
-  bool sandwich_norms = false;      ///< norms behind attention and MLP, too (Gemma)
+  bool zero_centered_norm = false;  ///< multiplies by 1 + weight (Gemma, --apply-layernorm-1p)
+  bool sandwich_norms = false;      ///< also norms after attention and MLP (Gemma)
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
-  int64_t mlp_tiles = 1;  ///< pieces of a sequence that an MLP computes one by one
+  int64_t mlp_tiles = 1;  ///< number of sequence tiles that an MLP computes one by one
   PositionKind positions = PositionKind::kRotary;
   RotaryConfig rotary{};
-  /// Keys that a query sees in these layers, its own and those just before it; 0: all before it.
+  /// Number of keys that a query sees in these layers, including its own; 0: all up to its own.
   int64_t sliding_window = 0;
   std::vector<int64_t> sliding_layers{};
-  std::optional<RotaryConfig> sliding_rotary{};  ///< of these layers, where it is another
-  std::optional<double> attention_scale{};       ///< of the products of queries and keys; 1 / sqrt(head_dim)
+  std::optional<RotaryConfig> sliding_rotary{};  ///< for these layers, if different
+  std::optional<double> attention_scale{};       ///< factor of the query-key products; unset: 1 / sqrt(head_dim)
   double embedding_scale = 1;                    ///< rounded to the weight's dtype, as in transformers
   bool qkv_bias = false;
   bool attention_out_bias = false;
@@ -101,10 +101,10 @@ struct DecoderConfig {
   double attention_dropout = 0;
   double hidden_dropout = 0;
   double init_std = 0.02;
-  double output_init_scale = 1;  ///< on init_std of the projections that end a residual branch
+  double output_init_scale = 1;  ///< factor of init_std for projections at the end of a residual branch
   std::optional<int64_t> pad_token_id{};
   MoeConfig moe{};
-  /// Sizes above are the whole network's; models of one configuration are pieces on the same rank.
+  /// Sizes above are those of the whole network. Models of one configuration are shards for the same rank.
   TensorParallelRanksPtr tensor_parallel = std::make_shared<TensorParallelRanks>();
   WeightFiles weight_files{};
 

@@ -13,16 +13,16 @@
 
 namespace megashard {
 
-/// config.json with messages for what it lacks. A field that is null counts as absent where
-/// transformers' classes allow null, and is an error elsewhere, as there.
+/// A config.json with error messages for missing fields. A null field counts as absent if transformers' classes allow
+/// null, and is an error otherwise, as in transformers.
 class HfConfig {
  public:
   enum class Purpose {
     kComputation,
-    kWeights,  ///< their names and sizes alone: what is not computed here does not matter
+    kWeights,  ///< only their names and sizes: unsupported computations do not matter
   };
 
-  /// Both must outlive it; `path` stands in messages.
+  /// Both arguments must outlive this object; `path` is used in messages.
   HfConfig(const nlohmann::ordered_json& json, const std::string& path, Purpose purpose = Purpose::kComputation)
       : json_(json), path_(path), purpose_(purpose) {}
 
@@ -31,12 +31,12 @@ class HfConfig {
     const auto found = object.find(key);
     return found == object.end() || found->is_null() ? nullptr : &*found;
   }
-  /// The object of that key (text_config); nothing where it is absent or no object.
+  /// The object at that key (text_config); nullopt if it is absent or not an object.
   std::optional<HfConfig> object(const char* key) const {
     const auto* value = find(key);
     return value == nullptr || !value->is_object() ? std::nullopt : std::optional(HfConfig(*value, path_, purpose_));
   }
-  /// Whether the field says null.
+  /// True if the field is null.
   bool is_null(const char* key) const { return json_.contains(key) && json_.at(key).is_null(); }
 
   template <class T>
@@ -44,7 +44,7 @@ class HfConfig {
     TORCH_CHECK(!is_null(key), path(), ": ", key, " is null: write its value, or take it out");
     return get_or_null(key, fallback);
   }
-  /// null: as if it were absent.
+  /// Treats null as absent.
   template <class T>
   T get_or_null(const char* key, T fallback) const {
     return get(json_, key, fallback);
@@ -66,7 +66,7 @@ class HfConfig {
   }
 
   bool describes_computation() const { return purpose_ == Purpose::kComputation; }
-  /// Throws the error for a setting that is not computed here, where that matters.
+  /// Throws the error for an unsupported setting, if `purpose` is computation.
   template <class... Words>
   void require_computed(bool is_computed, const Words&... message) const {
     TORCH_CHECK(is_computed || !describes_computation(), path(), ": ", c10::str(message...));

@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// An entry of the folder whose name begins and ends so; empty: none.
+/// An entry of the folder with this beginning and end of its name; empty if none.
 std::string entry_of(const std::string& directory, const std::string& start, const std::string& end) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory, error)) {
@@ -22,7 +22,7 @@ std::string entry_of(const std::string& directory, const std::string& start, con
   return "";
 }
 
-/// What a directory without config.json is; empty: nothing that is known.
+/// Description of a directory without config.json; empty if it is of no known kind.
 std::string what_else(const std::string& directory) {
   if (!entry_of(directory, "adapter_config", ".json").empty())
     return " holds PEFT adapters, not a model: give the model that they belong to "

@@ -5,9 +5,9 @@
 
 namespace megashard {
 
-/// config.json of a Hugging Face model directory. Throws one error with the remedy for a
-/// directory that has none (PEFT adapters, GGUF files, Meta's form, checkpoints of a run, the hub's
-/// cache) and for a model whose weights are quantised.
+/// Reads config.json of a Hugging Face model directory. Throws an error with the remedy for a directory without one
+/// (PEFT adapters, GGUF files, Meta's format, checkpoints of a run, the hub's cache) and for models with quantised
+/// weights.
 nlohmann::ordered_json need_model_config(const std::string& directory);
 
 }  // namespace megashard

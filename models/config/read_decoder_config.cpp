@@ -20,7 +20,7 @@ void check_sections(const HfConfig& config, const DecoderConfig& network) {
               " must add up to half of the head dimension ", network.head_dim);
 }
 
-/// As torch's Embedding takes it: -1 is the last row.
+/// As torch's Embedding: -1 is the last row.
 std::optional<int64_t> read_padding(const HfConfig& config, int64_t vocab_size) {
   if (config.find("pad_token_id") == nullptr) return std::nullopt;
   const auto pad = config.need<int64_t>("pad_token_id");
@@ -31,7 +31,7 @@ std::optional<int64_t> read_padding(const HfConfig& config, int64_t vocab_size) 
   return pad < 0 ? pad + vocab_size : pad;
 }
 
-/// By the name of published files, or by that of transformers 5.
+/// Accepts the published files' name and that of transformers 5.
 int64_t read_num_experts(const HfConfig& config) {
   const auto local = config.get<int64_t>("num_local_experts", 128);
   const auto experts = config.get("num_experts", local);

@@ -12,9 +12,9 @@ constexpr const char* kParameters = "rope_parameters";
 constexpr const char* kScaling = "rope_scaling";
 constexpr const char* kOriginal = "original_max_position_embeddings";
 
-/// An object that describes positions, complete with what stands outside of it.
+/// An object of position parameters, completed by keys outside of it.
 struct Rope {
-  std::string place;  ///< its name in messages
+  std::string place;  ///< name in messages
   Json keys = Json::object();
 };
 
@@ -23,7 +23,7 @@ bool is_same_type(const Json& a, const Json& b) {
   return plain(a) == plain(b);
 }
 
-/// With rope_type for its old name `type`. Null, or no object of a name: empty.
+/// Renames the old key `type` to rope_type. Returns an empty Rope for null.
 Rope read_object(const HfConfig& config, const std::string& place, const Json* object) {
   Rope rope{place};
   if (object == nullptr) return rope;
@@ -43,7 +43,7 @@ Rope read_object(const HfConfig& config, const std::string& place, const Json* o
   return rope;
 }
 
-/// A value that may also stand at the top of config.json; `fallback`: where it stands nowhere.
+/// Completes `rope` with a value at the top level of config.json, or `fallback`. Throws if both places differ.
 void take_from_above(const HfConfig& config, Rope& rope, const char* key, const char* key_above, const Json& fallback) {
   const auto* above = config.find(key_above);
   const auto own = rope.keys.find(key);
@@ -62,7 +62,7 @@ void complete(const HfConfig& config, Rope& rope, const char* theta_above, doubl
   take_from_above(config, rope, "rope_theta", theta_above, theta);
 }
 
-/// Throws unless `other` says the same; of keys that it alone has, too.
+/// Throws unless `other` has the same values, also for keys that only it has.
 void require_same(const HfConfig& config, const Rope& rope, const Rope& other, bool all_of_rope) {
   std::vector<std::string> differences;
   const auto add = [&](const std::string& key, const Json& of_rope, const Json& of_other) {
@@ -83,7 +83,7 @@ void require_same(const HfConfig& config, const Rope& rope, const Rope& other, b
               ". Put what is meant, rope_theta included, into one of them and take the other out");
 }
 
-/// Reads numbers of an object.
+/// Reads numbers of a Rope.
 class RopeReader {
  public:
   RopeReader(const HfConfig& config, const Rope& rope) : config_(config), rope_(rope) {}
@@ -104,7 +104,7 @@ class RopeReader {
     return value;
   }
   double positive(const char* key) const { return more_than(0, key); }
-  /// A list with a number for each of the pairs.
+  /// A list with one number per channel pair.
   std::vector<double> divisors(const char* key, int64_t pairs) const {
     const auto* list = HfConfig::find(rope_.keys, key);
     bool fits = list != nullptr && list->is_array() && std::ssize(*list) == pairs;
@@ -129,7 +129,7 @@ void read_yarn(const RopeReader& rope, double max_positions, RotaryConfig& rotar
   const double scale = rope.get("mscale", 0), scale_all = rope.get("mscale_all_dim", 0);
   rotary.magnitude = rope.get("attention_factor",
                               scale != 0 && scale_all != 0 ? magnitude(scale) / magnitude(scale_all) : magnitude(1));
-  const auto turns = [&](const char* key, double fallback) {  // 0 counts as absent there, too
+  const auto turns = [&](const char* key, double fallback) {  // transformers also treats 0 as absent
     return rope.get(key, 0) == 0 ? fallback : rope.positive(key);
   };
   rotary.beta_fast = turns("beta_fast", 32);

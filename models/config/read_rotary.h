@@ -7,15 +7,13 @@
 
 namespace megashard {
 
-/// Rotary positions of config.json, on top of a family's defaults: rope_theta with rope_parameters
-/// (transformers 5) or rope_scaling (transformers 4). Throws an error that names both places where
-/// two of them differ, and for what transformers' classes of these families do not compute. Of
-/// `network` it reads head_dim and max_positions.
+/// Reads the rotary embedding from config.json, with a family's defaults: rope_theta with rope_parameters (transformers
+/// 5) or rope_scaling (transformers 4). Throws an error that names both places if they differ, and for parameters that
+/// transformers' classes of these families do not support. Uses head_dim and max_positions of `network`.
 RotaryConfig read_rotary(const HfConfig& config, const RotaryConfig& defaults, const DecoderConfig& network);
 
-/// Of a family (Gemma 3) whose layers of full attention turn by rope_theta and may be scaled, and
-/// whose sliding ones turn by rope_local_base_freq: {full, sliding}. transformers 5 has an object of
-/// rope_parameters for each.
+/// {full, sliding} for a family (Gemma 3) whose full-attention layers use rope_theta, possibly scaled, and whose
+/// sliding layers use rope_local_base_freq. transformers 5 has separate rope_parameters for them.
 std::pair<RotaryConfig, RotaryConfig> read_rotary_by_layer(const HfConfig& config, double full_theta,
                                                            double sliding_theta, const DecoderConfig& network);
 

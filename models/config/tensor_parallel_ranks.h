@@ -9,9 +9,9 @@
 
 namespace megashard {
 
-/// The ranks that share the layers of a model among them (--tensor-model-parallel-size): each has a
-/// piece of every weight that is cut, and copies of the others. Its modules ask one such object, and
-/// are made before the ranks have a group. With one rank all of these functions return their input.
+/// Tensor parallelism of a model (--tensor-model-parallel-size): each rank has a shard of every sharded weight and
+/// copies of the others. Modules share one such object and are created before the group exists. With one rank all
+/// functions return their input.
 class TensorParallelRanks {
  public:
   TensorParallelRanks() = default;
@@ -19,28 +19,28 @@ class TensorParallelRanks {
 
   int64_t size() const { return size_; }
   int64_t rank() const { return rank_; }
-  /// Between the layers that are cut, a rank has its rows [B, T / size, C] of a sequence.
+  /// Outside tensor-parallel layers a rank has the rows [B, T / size, C] of a sequence.
   bool sequence_parallel() const { return sequence_parallel_; }
-  /// Before the first forward.
+  /// Call it before the first forward.
   void set_group(ProcessGroupPtr group);
-  const ProcessGroupPtr& group() const;  ///< throws where there is none yet
+  const ProcessGroupPtr& group() const;  ///< throws if set_group was not called
 
-  // Around layers of pieces, column-parallel at first, row-parallel at last.
-  /// Hidden states [B, T, C], or this rank's rows -> [B, T, C] for a column-parallel layer.
+  // For tensor-parallel blocks, from a column-parallel to a row-parallel layer.
+  /// Hidden states [B, T, C], or this rank's rows -> [B, T, C], the input of a column-parallel layer.
   at::Tensor enter(const at::Tensor& hidden) const;
-  /// A row-parallel layer's part of the sums [B, T, C] -> hidden states, or this rank's rows.
+  /// Partial sums [B, T, C] of a row-parallel layer -> hidden states, or this rank's rows.
   at::Tensor leave(const at::Tensor& partial) const;
 
-  // Around layers that all ranks compute alike, on whole sequences.
+  // For layers that all ranks compute identically on whole sequences.
   at::Tensor whole_sequence(const at::Tensor& hidden) const;
   at::Tensor own_rows(const at::Tensor& whole) const;
 
-  /// Each rank's part of the sums [N, C] -> the sums; and back, in backward.
+  /// Partial sums [N, C] of each rank -> their sum; all-reduces in forward and backward.
   at::Tensor sum(const at::Tensor& partial) const;
-  /// A tensor that all ranks have and each uses for its part: gradients are added up.
+  /// Identity in forward, all-reduce in backward (a replicated input).
   at::Tensor with_summed_gradient(const at::Tensor& shared) const;
-  /// The same of a weight that is used on hidden states: only with sequence parallelism ranks see
-  /// other rows.
+  /// As with_summed_gradient for a weight applied to hidden states: needed only with sequence parallelism, where ranks
+  /// have different rows.
   at::Tensor for_own_rows(const at::Tensor& weight) const;
 
  private:

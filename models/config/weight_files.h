@@ -4,22 +4,21 @@
 
 namespace megashard {
 
-/// How Hugging Face publishes a family's weights, where that is not how its parameters are.
+/// Published names and shapes of a family's weights, if they differ from its parameters.
 struct WeightFiles {
   using Renaming = std::string (*)(const std::string& name);
-  /// Parameters' names ("model.visual.merger.ln_q.weight") to those in the files
-  /// ("visual.merger.ln_q.weight"), and back; names that are of the other kind already stay. Null:
-  /// both are the same.
+  /// Convert parameter names ("model.visual.merger.ln_q.weight") to names in the files ("visual.merger.ln_q.weight"),
+  /// and back. Names already in the result's form are unchanged. Null: both are equal.
   Renaming to_published_names = nullptr;
   Renaming to_parameter_names = nullptr;
 
-  /// A layer's experts: none, each by itself, or all in two tensors (moe/stacked_experts.h).
+  /// Storage of a layer's experts: none, separate, or all in two tensors (moe/stacked_experts.h).
   enum class Experts { kNone, kSeparate, kStacked };
   Experts experts = Experts::kNone;
 };
 
-/// A model whose parameters may have other names or shapes in files. Both are read; the published
-/// ones are written.
+/// A model whose parameters may have other names or shapes in files. Both forms can be read; the published one is
+/// written.
 class PublishedWeights {
  public:
   virtual ~PublishedWeights() = default;
