@@ -40,7 +40,7 @@ Json common_fields(const ModelFamily& family, const DecoderConfig& network) {
   config["rope_scaling"] = rope_scaling(network.rotary);
   config["attention_dropout"] = network.attention_dropout;
   config["initializer_range"] = network.init_std;
-  config["bos_token_id"] = nullptr;  // the text's, which training does not know
+  config["bos_token_id"] = nullptr;  // depends on the text; unknown in training
   config["eos_token_id"] = nullptr;
   return config;
 }

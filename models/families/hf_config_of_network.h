@@ -7,8 +7,8 @@
 
 namespace megashard {
 
-/// config.json for a network of Megatron's flags, of the first family whose class computes it;
-/// nothing where none does. Without tying and dtype, which are the run's.
+/// config.json for a network of Megatron's flags, for the first family whose class supports it; nullopt if none does.
+/// Does not include tying and dtype, which the run determines.
 std::optional<nlohmann::ordered_json> hf_config_of_network(const DecoderConfig& network);
 
 }  // namespace megashard

@@ -4,7 +4,7 @@
 namespace megashard {
 namespace {
 
-/// Llama without biases, with a window in every layer where config.json gives one.
+/// Llama without biases; a window in config.json applies to all layers.
 DecoderConfig read_mistral(const HfConfig& config) {
   auto network = read_decoder(config, {.names = class_names("Mistral"), .kv_heads = 8, .max_positions = 131072});
   read_window_of_all_layers(config, network);

@@ -6,7 +6,7 @@
 
 namespace megashard {
 
-// One line for each family, here and in the list.
+// One line per family, here and in the list.
 ModelFamily llama();
 ModelFamily mistral();
 ModelFamily qwen2();

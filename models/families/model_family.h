@@ -12,34 +12,33 @@
 
 namespace megashard {
 
-/// All that is known of one family of Hugging Face models. Each file of this folder makes one, or
-/// those of families that differ little; model_family.cpp lists them.
+/// A family of Hugging Face models. Each file of this folder defines one or several similar ones; model_family.cpp
+/// lists them.
 struct ModelFamily {
-  std::string model_type;    ///< of config.json: "qwen3_moe"
-  std::string architecture;  ///< of its `architectures`: "Qwen3MoeForCausalLM"
-  /// The decoder that config.json describes, with the class names that wrap policies ask for.
-  /// Throws an error for what is not computed here.
+  std::string model_type;    ///< in config.json: "qwen3_moe"
+  std::string architecture;  ///< in its `architectures`: "Qwen3MoeForCausalLM"
+  /// Reads the decoder from config.json, with class names for wrap policies. Throws for unsupported settings.
   DecoderConfig (*read)(const HfConfig& config);
-  /// Of a model that sees: tower, decoder, and how they meet. Null: it reads text alone.
+  /// For a vision-language model: reads tower, decoder, and their connection. Null: text only.
   VisionLanguageConfig (*read_vision)(const HfConfig& config, DecoderConfig text) = nullptr;
   WeightFiles weight_files{};
-  /// For a network of Megatron's flags: what config.json of this family has beside the fields of all
-  /// (hf_config_of_network.h); nothing where its class computes another network. Null: none is.
+  /// For a network of Megatron's flags: this family's fields of config.json besides the common ones
+  /// (hf_config_of_network.h); nullopt if its class does not support the network. Null: supports none.
   std::optional<nlohmann::ordered_json> (*write_switches)(const DecoderConfig& network) = nullptr;
-  bool has_megatron_layout = false;  ///< megatron-core's GPTModel computes it (megatron_layout.h)
+  bool has_megatron_layout = false;  ///< megatron-core's GPTModel can compute it (megatron_layout.h)
 };
 
-/// Each once.
+/// All families, without duplicates.
 const std::vector<ModelFamily>& model_families();
-/// Null: no such family.
+/// Null for unknown families.
 const ModelFamily* find_family(const std::string& model_type);
-/// By its model_type; an unknown one is an error that lists the known.
+/// The family of a config's model_type. Throws and lists the known ones if it is unknown.
 const ModelFamily& family_of(const HfConfig& config);
 
-/// From a Hugging Face directory's config.json. Throws for other families, listing the known, and
-/// for settings that this code does not compute.
+/// Reads a Hugging Face directory's config.json. Throws for unknown families, listing the known ones, and for
+/// unsupported settings.
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
-/// The same of that file's object; `path` stands in messages.
+/// As above, from the file's object; `path` is used in messages.
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json, const std::string& path);
 DecoderConfig decoder_config_from_hf(const HfConfig& config);
 

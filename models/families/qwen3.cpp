@@ -23,7 +23,7 @@ std::optional<nlohmann::ordered_json> qwen3_switches(const DecoderConfig& networ
   return nlohmann::ordered_json{{"attention_bias", network.qkv_bias}};
 }
 
-/// A window is every layer's: transformers' Qwen3MoeAttention reads no layer_types, which may say nothing else.
+/// A window applies to all layers: transformers' Qwen3MoeAttention does not read layer_types, which must be consistent.
 DecoderConfig read_qwen3_moe(const HfConfig& config) {
   auto network = read_dense_or_sparse(config, {.names = class_names("Qwen3Moe"), .kv_heads = 4});
   network.moe = read_moe(config);

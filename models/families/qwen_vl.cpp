@@ -1,4 +1,4 @@
-// Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE, as published and as transformers 5 writes them.
+// Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE, as published and as written by transformers 5.
 #include <cmath>
 
 #include "models/config/read_decoder_config.h"
@@ -24,7 +24,7 @@ std::string parameter_of_qwen2_5_vl(const std::string& name) {
   return text ? kModelPrefix + kTextPrefix + name.substr(kModelPrefix.size()) : name;
 }
 
-/// Older files have the text model's keys at the top, newer ones in text_config: files with both must say one thing.
+/// Older files have the text model's keys at the top level, newer ones in text_config. Throws if both differ.
 HfConfig text_config(const HfConfig& root) {
   const auto text = root.object("text_config");
   if (!text) return root;
@@ -39,13 +39,13 @@ HfConfig text_config(const HfConfig& root) {
   return *text;
 }
 
-/// The fields of all decoders, with positions that the top of the file does not contradict.
+/// Reads the fields of all decoders. Throws if position parameters at the top level differ.
 DecoderConfig read_text(const HfConfig& root, const DecoderDefaults& defaults) {
   auto network = read_decoder(text_config(root), defaults);
   const bool has_positions = root.find("rope_scaling") != nullptr || root.find("rope_parameters") != nullptr;
   if (!has_positions || !root.object("text_config")) return network;
   auto above = read_rotary(root, defaults.rotary, network);
-  above.theta = network.rotary.theta;  // compared above
+  above.theta = network.rotary.theta;  // already compared
   TORCH_CHECK(above == network.rotary, root.path(),
               ": rope_scaling (or rope_parameters) describes other positions than "
               "text_config does, which is what transformers reads: put what is meant into text_config and take the "
@@ -62,7 +62,7 @@ DecoderConfig read_qwen2_5_text(const HfConfig& root) {
   network.names.decoder = "Qwen2_5_VLTextModel";
   network.names.model = "Qwen2_5_VLForConditionalGeneration";
   network.qkv_bias = true;
-  network.tie_word_embeddings =  // transformers 4 wrote it into text_config
+  network.tie_word_embeddings =  // transformers 4 writes it to text_config
       root.get("tie_word_embeddings", false) || network.tie_word_embeddings;
   read_optional_windows(text_config(root), network);
   return network;
@@ -87,7 +87,7 @@ DecoderConfig read_qwen3_vl_moe_text(const HfConfig& root) {
   auto network = read_qwen3_text(root, {.names = class_names("Qwen3VLMoeText"), .kv_heads = 16},
                                  "Qwen3VLMoeForConditionalGeneration");
   network.moe = read_moe(text_config(root));
-  network.moe.normalise_weights = true;  // config.json does not say
+  network.moe.normalise_weights = true;  // not in config.json
   return network;
 }
 
@@ -107,7 +107,7 @@ std::vector<int64_t> block_numbers(const HfConfig& config, const char* key, std:
   return numbers;
 }
 
-/// The fields that both generations have, on top of the defaults of one.
+/// Reads the fields of both generations, with the defaults of one.
 void read_tower(const HfConfig& config, VisionConfig& vision, const char* activation) {
   vision.depth = config.get("depth", vision.depth);
   vision.hidden_size = config.get("hidden_size", vision.hidden_size);
@@ -174,7 +174,7 @@ VisionConfig read_qwen3_tower(const HfConfig& config, const std::string& prefix)
   return vision;
 }
 
-/// How tower and decoder meet. `model`: the class of the module that holds both.
+/// Connects tower and decoder. `model` is the class of the module that contains both.
 VisionLanguageConfig meet(const HfConfig& root, VisionConfig vision, DecoderConfig text, const char* model) {
   TORCH_CHECK(vision.out_hidden_size == text.hidden_size, root.path(), ": out_hidden_size ", vision.out_hidden_size,
               " of vision_config must be hidden_size ", text.hidden_size, " of the text model");
