@@ -15,7 +15,7 @@ namespace megashard {
 
 namespace {
 
-/// This rank's rows of a tensor in the files.
+/// This rank's shard of a tensor in the files.
 at::Tensor rows_of(const ShardedTensor& piece, at::Tensor stored) {
   for (int64_t dim = 0; dim < stored.dim(); ++dim) {
     if (piece.local.size(dim) == stored.size(dim)) continue;
@@ -25,7 +25,7 @@ at::Tensor rows_of(const ShardedTensor& piece, at::Tensor stored) {
   return stored;
 }
 
-/// Throws where the files have two values for one parameter.
+/// Throws if the files have two different values for one parameter.
 void check_others(const WeightTarget& target, CheckpointReader& files, const std::string& where) {
   const auto piece = sharded_view(target.parameter);
   for (const auto& name : target.others) {

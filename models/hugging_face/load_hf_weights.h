@@ -8,14 +8,13 @@
 
 namespace megashard {
 
-/// Fills the parameters of a model, sharded or not, from a Hugging Face directory's safetensors, by
-/// name, converting to the parameters' dtype. Each rank reads its own rows only; nothing is
-/// communicated. A model with PublishedNames is read under those names or its own, an expert's weight
-/// also as its rows of a stacked one (stacked_experts.h), and a decoder's without "model." where none
-/// has it (transformers' AutoModel). An lm_head.weight that the files lack takes the embeddings, and
-/// `sink` hears so. Every tensor of the files is used, or equal to what is used under another name of
-/// the parameter (tied weights), or told as following from config.json. Anything else that is
-/// missing, left over, or of other sizes is an error that lists it, and nothing is changed.
+/// Loads the parameters of a model, sharded or not, by name from a Hugging Face directory's safetensors, converted to
+/// the parameters' dtype. Each rank reads only its own shards; no communication. A model with PublishedWeights is read
+/// with those names or its own, an expert's weight also from a stacked tensor (stacked_experts.h), and a decoder's
+/// weights without "model." if no name has it (transformers' AutoModel). A missing lm_head.weight is copied from the
+/// embeddings, which is reported to `sink`. Every tensor in the files must be used, or be equal to the used one under
+/// another name of the parameter (tied weights), or follow from config.json, which is reported. Otherwise throws and
+/// lists what is missing, unexpected or of other sizes; the model is then unchanged.
 void load_hf_weights(
     torch::nn::Module& module, const std::filesystem::path& hf_dir,
     const DiagnosticSink& sink = [](Severity, const std::string&) {});

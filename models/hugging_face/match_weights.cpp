@@ -27,7 +27,7 @@ std::vector<WeightTarget> targets_of(const torch::nn::Module& module) {
   std::vector<WeightTarget> targets;
   std::unordered_map<const c10::TensorImpl*, size_t> position;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
-    if (is_lora_parameter(item.key())) continue;  // trained here
+    if (is_lora_parameter(item.key())) continue;  // initialised here
     const auto [found, is_new] = position.emplace(item.value().unsafeGetTensorImpl(), targets.size());
     if (is_new) targets.push_back({.parameter = item.value(), .names = {}});
     auto& names = targets[found->second].names;
@@ -63,7 +63,7 @@ void find_source(WeightTarget& target, const Stored& stored) {
   target.stacked = std::move(stacked);
 }
 
-/// Of what the files have for it; nothing: no such expert, or other dimensions.
+/// Sizes of the target's data in the files; nullopt if there is no such expert or the dimensions differ.
 std::optional<std::vector<int64_t>> stored_sizes(const WeightTarget& target, const Stored& stored) {
   const auto& sizes = stored.at(target.source)->sizes;
   if (!target.stacked) return sizes;
@@ -73,7 +73,7 @@ std::optional<std::vector<int64_t>> stored_sizes(const WeightTarget& target, con
   return view.defined() ? std::optional(view.sizes().vec()) : std::nullopt;
 }
 
-/// Old Llama files carry the rotary frequencies, which follow from config.json.
+/// Rotary frequencies in old Llama files, which follow from config.json.
 bool is_derived(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
 std::string without(std::string name, std::string_view word) {
@@ -81,7 +81,7 @@ std::string without(std::string name, std::string_view word) {
   return name;
 }
 
-/// Where all names that the model does not know would be its own but for a wrapper's word in them.
+/// A hint if all unexpected names would be known without a wrapper's prefix.
 std::string hint_at_wrapper(const std::vector<std::string>& unexpected, const std::unordered_set<std::string>& known) {
   constexpr std::pair<const char*, const char*> kWrappers[] = {{"_orig_mod.", "torch.compile"},
                                                                {"module.", "DistributedDataParallel"},
@@ -126,7 +126,7 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
   for (const auto& info : infos) stored.emplace(info.name, &info);
   auto targets = targets_of(module);
   std::unordered_set<std::string> known;
-  std::map<std::string, int64_t> experts_in;  // of the model, in a stacked tensor
+  std::map<std::string, int64_t> experts_in;  // number of the model's experts in each stacked tensor
   for (auto& target : targets) {
     known.insert(target.names.begin(), target.names.end());
     find_source(target, stored);

@@ -12,37 +12,37 @@
 
 namespace megashard {
 
-/// A parameter of a model, and what files have for it.
+/// A parameter of a model and its tensors in the files.
 struct WeightTarget {
   at::Tensor parameter;
-  std::vector<std::string> names;          ///< that it may have in files; more than one: tied
-  std::string source{};                    ///< its name in the files; empty: they lack it
-  std::vector<std::string> others{};       ///< further names that the files have for it
-  std::optional<StackedWeight> stacked{};  ///< where in it
+  std::vector<std::string> names;          ///< possible names in files; several if tied
+  std::string source{};                    ///< its name in the files; empty: missing
+  std::vector<std::string> others{};       ///< additional names in the files
+  std::optional<StackedWeight> stacked{};  ///< its location in that tensor
 };
 
-/// How the weights in files differ from a model's.
+/// Differences between weights in files and a model's.
 struct WeightMismatch {
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
-  std::vector<std::string> integers;  ///< they may be quantised
+  std::vector<std::string> integers;  ///< maybe quantised weights
   std::vector<std::string> sizes;     ///< "lm_head.weight [8, 4] for lm_head.weight [8, 6]"
-  std::string hint{};                 ///< where what is unexpected may come from
-  std::vector<std::string> unused{};  ///< no difference: what follows from config.json
+  std::string hint{};                 ///< possible origin of unexpected names
+  std::vector<std::string> unused{};  ///< not a difference: follows from config.json
 
-  /// "; missing: a; unexpected: b"; empty: they do not differ.
+  /// "; missing: a; unexpected: b"; empty if there are no differences.
   std::string text() const;
 };
 
 inline constexpr const char* kHeadWeight = "lm_head.weight";
-/// A head of its own that the files lack: it takes the embeddings.
+/// True for an untied head that is missing in the files and is copied from the embeddings.
 bool is_borrowed_head(const WeightTarget& target);
-/// Whether the files call the weight as a decoder without a head does (transformers' AutoModel): "layers.0...." and
-/// not "model.layers.0....".
+/// True if the files use the names of a decoder without head (transformers' AutoModel): "layers.0...." instead of
+/// "model.layers.0....".
 bool is_bare_name(const WeightTarget& target);
 
-/// The module's parameters, each once, adapters left out, and their sources among `stored`, by the
-/// rules of load_hf_weights.
+/// The module's parameters without duplicates and adapters, with their sources among `stored`, by the rules of
+/// load_hf_weights.
 std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const std::vector<TensorInfo>& stored,
                                         WeightMismatch& mismatch);
 

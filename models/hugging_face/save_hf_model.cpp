@@ -40,7 +40,7 @@ OrderedJson config_of_network(const DecoderConfig& network) {
                    "Leave --save-hf out, or change the network");
 }
 
-/// In transformers' new key or its old one, of which it reads both; in the parts of the model where they have one.
+/// Writes transformers' new key or its old one, both of which it reads; also into parts of the model that have one.
 void write_dtype(OrderedJson& config, const std::string& dtype) {
   for (auto& [name, part] : config.items()) {
     if (!part.is_object()) continue;
@@ -51,7 +51,7 @@ void write_dtype(OrderedJson& config, const std::string& dtype) {
   config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
 }
 
-/// Of most bytes of the floating weights; nothing where there are none that can be trained as they are.
+/// Dtype of most bytes of the floating-point weights; nullopt if there are none that can be trained directly.
 std::optional<at::ScalarType> dtype_of_files(const std::string& hf_model) {
   if (!path_exists(hf_model + "/" + kHfWeightsFile) && !path_exists(hf_model + "/" + kHfIndexFile)) return std::nullopt;
   const auto files = open_hf_weights(hf_model);

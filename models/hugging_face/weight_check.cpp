@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kEmbeddingsEnd = "embed_tokens.weight";
 
-/// Why the model is none that is built here; empty: it is one.
+/// Reason why the model is not supported; empty if it is.
 std::string unknown_model(const Json& config) {
   const auto type = config.value("model_type", Json());
   if (!type.is_string()) return "it says no model_type";
@@ -41,7 +41,7 @@ std::shared_ptr<MultiModalModule> model_on_meta(const Json& config_json, const s
   return tape.construct([&] { return make_model(config, decoder_config_from_hf(config)); });
 }
 
-/// The rows of embeddings and head, where these are all that differs; else nothing.
+/// Rows of embeddings and head, if only these differ; nullopt otherwise.
 std::optional<int64_t> other_vocabulary(const std::vector<WeightTarget>& targets,
                                         const std::vector<TensorInfo>& weights, const WeightMismatch& mismatch) {
   if (!mismatch.missing.empty() || !mismatch.unexpected.empty() || !mismatch.integers.empty()) return std::nullopt;
@@ -101,7 +101,7 @@ WeightCheck::Problem WeightCheck::problem_of(const std::vector<TensorInfo>& weig
   Problem problem;
   const auto targets = match_weights(*model_, weights, mismatch);
   for (const auto& target : targets) {
-    // Who trains may fill an own head from the embeddings; who reads files finds none.
+    // Training can copy a missing untied head from the embeddings, but readers of the files cannot.
     problem.lacks_prefix = problem.lacks_prefix || is_bare_name(target);
     if (!is_borrowed_head(target)) continue;
     mismatch.missing.push_back(std::string(kHeadWeight) + " (config.json says \"tie_word_embeddings\": false)");

@@ -9,34 +9,32 @@
 
 namespace megashard {
 
-/// The weights that a Hugging Face directory's config.json asks for, to compare others with before
-/// they are read or written. Settings that change neither names nor sizes do not matter: models
-/// that are not computed here are compared too.
+/// The weights described by a Hugging Face directory's config.json, for checks before others are read or written.
+/// Settings that change neither names nor sizes are ignored, so unsupported models can be checked too.
 class WeightCheck {
  public:
-  /// Builds the model on meta. Throws for a config.json that is none, or lacks sizes.
+  /// Builds the model on meta. Throws for an invalid config.json, or if sizes are missing.
   explicit WeightCheck(const std::string& directory);
 
-  /// Why nothing can be compared: no config.json, or a model that is not known here. Empty: it can.
+  /// Reason why nothing can be checked: no config.json, or an unknown model. Empty if it can.
   const std::string& unknown() const { return unknown_; }
 
-  /// All names that the model's weights may have; empty: unknown().
+  /// All possible names of the model's weights; empty if unknown().
   std::vector<std::string> names() const;
 
-  /// Weights of a step on their way into files. Throws an error with the remedy when they are
-  /// adapters, or, unless unknown(), not those of config.json in names and sizes. `step` is where
-  /// they come from.
+  /// Checks weights of a step before they are written to files. Throws an error with the remedy for adapters and,
+  /// unless unknown(), for names and sizes that differ from config.json. `step` is their source.
   void check_step(const std::vector<TensorInfo>& weights, const std::string& step) const;
-  /// Those of the directory's own files. `are_renamed`: on their way into a step; else names without "model.", which
-  /// a step must have, are an error, too.
+  /// Checks the directory's own weights. Unless `are_renamed` (when they are converted to a step), names without
+  /// "model.", which a step requires, are errors too.
   void check_files(const std::vector<TensorInfo>& weights, bool are_renamed) const;
 
  private:
   struct Problem {
     std::string text{};  // empty: none
     bool is_vocabulary = false;
-    bool lacks_head = false;    // and nothing else
-    bool lacks_prefix = false;  // "model." before the names
+    bool lacks_head = false;    // and nothing else is missing
+    bool lacks_prefix = false;  // names lack "model."
   };
   Problem problem_of(const std::vector<TensorInfo>& weights) const;
 
