@@ -14,8 +14,8 @@
 namespace megashard::flash_attention {
 namespace {
 
-constexpr int64_t kBlock = 64;    // queries, and keys
-constexpr int64_t kPadding = 16;  // floats that a scratch row's width is a multiple of
+constexpr int64_t kBlock = 64;    // queries and keys per block
+constexpr int64_t kPadding = 16;  // divides the width of scratch rows
 
 int64_t blocks_of(const Shape& shape) { return (shape.length + kBlock - 1) / kBlock; }
 int64_t width_of(const Shape& shape) { return (shape.head_dim + kPadding - 1) / kPadding * kPadding; }
@@ -25,7 +25,7 @@ T* at(const Heads<T>& x, int64_t row, int64_t time, int64_t head) {
   return x.data + row * x.stride_batch + time * x.stride_time + head * x.stride_head;
 }
 
-/// The keys that the queries of one row see.
+/// Ranges of keys that the queries of one row see.
 class Sight {
  public:
   Sight(const Shape& shape, int64_t row)
@@ -38,7 +38,7 @@ class Sight {
     return std::max(of_document, window_ == 0 ? 0 : query - window_ + 1);
   }
   int64_t end(int64_t query) const { return query < length_ ? query + 1 : 0; }
-  /// Whether all queries of a block see all keys of another.
+  /// True if all queries of a block see all keys of another.
   bool sees_all(int64_t first_query, int64_t first_key) const {
     const int64_t last = first_query + kBlock - 1;
     return first_key + kBlock <= first_query && last < length_ && begin(last) <= first_key;
@@ -54,7 +54,7 @@ class Sight {
 #include "parallel/lanes/each_instruction_set.inc"
 #undef MEGASHARD_WITH_LANES
 
-/// body(row, head, scratch) of every head of every row.
+/// Calls body(row, head, scratch) for every head of every row.
 template <class Body>
 void for_heads(int64_t rows, int64_t heads, float* scratch, int64_t scratch_floats, const Body& body) {
   at::parallel_for(0, rows * heads, 1, [&](int64_t begin, int64_t end) {

@@ -2,31 +2,31 @@
 
 #include <cstdint>
 
-/// Flash attention on a CPU: blocks of scores in the cache, never all of them (FlashAttention-2). T is float,
-/// c10::BFloat16 or c10::Half; arithmetic is fp32. Heads are split over LibTorch's intra-op threads; AVX-512 and AVX2
-/// are picked at run time. No checks: fused_attention.h is the door.
+/// Flash attention on a CPU: blocks of scores in the cache (FlashAttention-2). T is float, c10::BFloat16 or c10::Half;
+/// arithmetic is fp32. Heads are distributed over LibTorch's intra-op threads; AVX-512 or AVX2 is selected at run time.
+/// No checks: use fused_attention.h.
 namespace megashard::flash_attention {
 
 /// Query t of a row sees the keys from max(key_begins[t], t - window + 1, 0) to t.
 struct Shape {
   int64_t batch, length, heads, key_heads, head_dim;
-  int64_t window;             ///< 0: no bound
-  const int64_t* key_begins;  ///< [batch, length], rising in a row; null: 0
-  float scale;                ///< of the scores
+  int64_t window;             ///< 0: unlimited
+  const int64_t* key_begins;  ///< [batch, length], non-decreasing in a row; null: 0
+  float scale;                ///< factor of the scores
 };
 
-/// [batch, length, heads, head_dim]; the last dimension is dense.
+/// [batch, length, heads, head_dim]; the last dimension is contiguous.
 template <class T>
 struct Heads {
   T* data;
   int64_t stride_batch, stride_time, stride_head;  // elements
 };
 
-/// Floats of scratch memory that each thread needs.
+/// Scratch memory per thread, in floats.
 int64_t forward_scratch(const Shape& shape);
 int64_t backward_scratch(const Shape& shape);
 
-/// lse [batch, heads, length]: the log-sum-exp of each query's scores. scratch [threads, forward_scratch()], at 64
+/// lse [batch, heads, length]: log-sum-exp of each query's scores. scratch [threads, forward_scratch()], aligned to 64
 /// bytes.
 template <class T>
 void forward(Heads<T> q, Heads<T> k, Heads<T> v, Heads<T> out, float* lse, const Shape& shape, float* scratch);

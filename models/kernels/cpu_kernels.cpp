@@ -17,14 +17,14 @@ namespace {
 #include "parallel/lanes/each_instruction_set.inc"
 #undef MEGASHARD_WITH_LANES
 
-constexpr int64_t kGrain = 1 << 15;  // elements a thread takes at least
+constexpr int64_t kGrain = 1 << 15;  // minimum number of elements per thread
 
 template <class Body>
 void for_rows(int64_t rows, int64_t width, const Body& body) {
   at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width)), body);
 }
 
-/// Calls body(place in dense rows, place in rows `stride` apart, elements that follow in both) until all are done.
+/// Calls body(offset in contiguous rows, offset in rows `stride` apart, length) for runs that are contiguous in both.
 template <class Body>
 void for_parts(int64_t rows, int64_t width, int64_t stride, const Body& body) {
   if (stride == width) {
@@ -50,7 +50,7 @@ void rms_norm(const T* x, const T* branch, T* sum, const T* weight, T* y, float*
 template <class T>
 void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms, const T* grad_sum,
                        T* grad_x, float* grad_weight, int64_t rows, int64_t width) {
-  std::vector<float> partial;  // [threads, width], added in thread order: the same threads give the same bits
+  std::vector<float> partial;  // [threads, width], added in thread order: an equal number of threads gives equal bits
   const int64_t threads = at::get_num_threads();
   if (grad_weight != nullptr) partial.assign(static_cast<size_t>(threads * width), 0.0F);
   float* const sums = grad_weight == nullptr ? nullptr : partial.data();

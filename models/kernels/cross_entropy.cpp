@@ -31,20 +31,20 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// Rows of [rows, width] with so many elements in all.
+/// Number of rows of [rows, width] with at most `elements` elements, but at least one.
 int64_t rows_of(int64_t elements, int64_t width) {
   return std::max<int64_t>(1, elements / std::max<int64_t>(1, width));
 }
 
-/// body(first, count) for parts of the rows.
+/// Calls body(first, count) for parts of the rows.
 template <class Body>
 void for_rows(int64_t rows, int64_t at_once, const Body& body) {
   for (int64_t row = 0; row < rows; row += at_once) body(row, std::min(at_once, rows - row));
 }
 
-constexpr int64_t kWidenedAtOnce = int64_t{1} << 25;  // logits that the operator path turns to fp32 at a time
+constexpr int64_t kWidenedAtOnce = int64_t{1} << 25;  // logits converted to fp32 at a time without a kernel
 
-using LossAndStats = FusedOperators::TwoTensors;  // [rows] fp32; what the gradient needs to know, of as many rows
+using LossAndStats = FusedOperators::TwoTensors;  // [rows] fp32; as many rows of statistics for the gradient
 
 LossAndStats cross_entropy_by_operators(const at::Tensor& logits, const at::Tensor& labels) {
   auto loss = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
@@ -75,7 +75,7 @@ void cross_entropy_backward_by_operators_(at::Tensor& logits, const at::Tensor& 
 
 constexpr int64_t kLabelOfOtherRank = -1;
 
-/// Within this rank's piece of the vocabulary.
+/// Labels relative to this rank's shard of the vocabulary.
 at::Tensor labels_of_piece(const at::Tensor& labels, int64_t width, const ProcessGroupPtr& ranks) {
   if (ranks == nullptr || ranks->size() == 1) return labels;
   const auto own = labels - ranks->rank() * width;
@@ -83,10 +83,10 @@ at::Tensor labels_of_piece(const at::Tensor& labels, int64_t width, const Proces
   return own.masked_fill(others, kLabelOfOtherRank).masked_fill(labels.eq(kIgnoredLabel), kIgnoredLabel);
 }
 
-/// Of pieces of the vocabulary, from those of this rank's: the loss on all ranks, and the sum of all exponentials.
+/// Combines vocabulary shards: the loss on all ranks, and the sum of all exponentials.
 LossAndStats combine_pieces(const at::Tensor& loss, const at::Tensor& stats, const at::Tensor& labels,
                             ProcessGroup& ranks) {
-  const bool by_kernel = stats.dim() == 2;  // largest logit and the rest of the sum
+  const bool by_kernel = stats.dim() == 2;  // largest logit and the log of the sum
   const auto own = by_kernel ? stats.sum(1) : stats;
   const auto sums = at::empty({ranks.size() * own.numel()}, own.options());
   ranks.all_gather_into(sums, own).wait();
@@ -96,7 +96,7 @@ LossAndStats combine_pieces(const at::Tensor& loss, const at::Tensor& stats, con
   return {losses, by_kernel ? at::stack({whole, at::zeros_like(whole)}, 1) : whole};
 }
 
-/// labels: of this rank's piece.
+/// `labels` are relative to this rank's shard.
 LossAndStats losses_of(const at::Tensor& logits, const at::Tensor& labels, const ProcessGroupPtr& ranks) {
   const auto& fused = fused_operators().cross_entropy;
   const auto [loss, stats] =
@@ -136,16 +136,16 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
     require_once_differentiated("token_cross_entropy");
     require_first_backward(*context);
     const auto saved = context->get_saved_variables();
-    auto logits = saved[0].detach();  // its gradient from here on
+    auto logits = saved[0].detach();  // becomes the gradient
     turn_into_gradient(logits, saved[1], saved[2], grads[0].contiguous());
     return {logits, Variable(), Variable()};
   }
 };
 
-/// A gradient of hidden states for some rows, and one of the weight that grows by theirs.
+/// Computes gradients of hidden states for parts of the rows, and accumulates the weight's.
 class HeadGradients {
  public:
-  /// Undefined where it is not asked for.
+  /// Gradients that are not requested are undefined.
   HeadGradients(const at::Tensor& hidden, const at::Tensor& weight, bool of_hidden, bool of_weight)
       : weight_(weight), widens_(by_way_of_fp32(hidden)), of_weight_(of_weight) {
     if (of_hidden) grad_hidden_ = at::empty_like(hidden);
@@ -177,13 +177,13 @@ class HeadGradients {
   bool widens_, of_weight_;
 };
 
-/// A head's tokens, labels of its piece of the vocabulary, and how many tokens make a part.
+/// The head's tokens, labels relative to its vocabulary shard, and the number of tokens per part.
 struct HeadRows {
   at::Tensor hidden, weight, labels;
   ProcessGroupPtr ranks;
   int64_t at_once;
 
-  /// Losses of all; body(row, count, logits, stats) behind each part's.
+  /// Losses of all tokens; calls body(row, count, logits, stats) after each part.
   template <class Body>
   at::Tensor losses(const Body& body) const {
     std::vector<at::Tensor> all;
@@ -197,7 +197,7 @@ struct HeadRows {
   }
 };
 
-/// Makes the logits again in backward.
+/// Recomputes the logits in backward.
 struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
                           const at::Tensor& all_labels, const ProcessGroupPtr& ranks, int64_t rows_at_once) {
@@ -227,7 +227,7 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
   }
 };
 
-/// Makes gradients with the losses.
+/// Computes gradients together with the losses.
 struct WeightedLinearCrossEntropyFunction : Function<WeightedLinearCrossEntropyFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
                           const at::Tensor& all_labels, const at::Tensor& weights, const ProcessGroupPtr& ranks,
@@ -257,11 +257,11 @@ struct WeightedLinearCrossEntropyFunction : Function<WeightedLinearCrossEntropyF
   }
 };
 
-/// labels as [tokens], checked.
+/// Labels as [tokens], after checks.
 at::Tensor flat_labels(const at::Tensor& labels, int64_t vocabulary) {
   TORCH_CHECK(labels.scalar_type() == at::kLong, "labels must be int64, got ", labels.scalar_type());
   const auto flat = labels.reshape({-1}).contiguous();
-  if (flat.device().is_cpu()) {  // on a GPU the check would stall the stream; the kernel asserts there
+  if (flat.device().is_cpu()) {  // a check would block the host on a GPU; the kernel asserts instead
     const auto* label = flat.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < flat.numel(); ++i) {
       TORCH_CHECK(label[i] == kIgnoredLabel || (label[i] >= 0 && label[i] < vocabulary), "label ", label[i],
@@ -272,7 +272,7 @@ at::Tensor flat_labels(const at::Tensor& labels, int64_t vocabulary) {
   return flat;
 }
 
-/// Rows of each part, of about one size: as few parts as may be, of multiples of 128 rows where there are so many.
+/// Rows per part: few parts of similar size, of multiples of 128 rows if possible.
 int64_t rows_of_part(int64_t rows, int64_t most) {
   const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t even = divided(rows, divided(rows, most)), whole_tiles = divided(even, 128) * 128;

@@ -22,16 +22,16 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 constexpr at::ScalarType kFormat = at::kFloat8_e4m3fn;  // of inputs and weights
-constexpr int64_t kBlock = 32;                          // numbers that share a scale of MX
-constexpr int64_t kTile = 16;                           // sizes that cuBLAS takes are multiples of it
-constexpr double kLeastAmax = 1e-12;                    // torchao's: a tensor of zeros has a scale, too
+constexpr int64_t kBlock = 32;                          // numbers per MX scale
+constexpr int64_t kTile = 16;                           // cuBLAS requires multiples of this
+constexpr double kLeastAmax = 1e-12;                    // torchao's; gives a tensor of zeros a scale
 
 double largest_of(at::ScalarType format) { return format == at::kFloat8_e5m2 ? 57344 : 448; }
 
 /// value = number * scale
 struct Scaled {
   at::Tensor numbers;  // fp8, contiguous
-  at::Tensor scale;    // of one fp32
+  at::Tensor scale;    // one fp32 number
 };
 
 Scaled rounded(const at::Tensor& x, at::ScalarType format) {
@@ -41,7 +41,7 @@ Scaled rounded(const at::Tensor& x, at::ScalarType format) {
   return {numbers.contiguous(), factor.reciprocal()};
 }
 
-/// Each 32 numbers of a row, rounded together, as their values in fp32; of 2^e the least that holds the largest one.
+/// Rounds blocks of 32 numbers of a row to values in fp32; the scale is the least 2^e that fits the largest one.
 at::Tensor rounded_in_blocks(const at::Tensor& x, at::ScalarType format) {
   const double largest = largest_of(format);
   const int64_t length = x.size(1), padding = (kBlock - length % kBlock) % kBlock;
@@ -50,14 +50,14 @@ at::Tensor rounded_in_blocks(const at::Tensor& x, at::ScalarType format) {
   const at::Tensor amax = blocks.abs().amax(-1, /*keepdim=*/true);
   const auto [digits, exponent] = at::frexp(amax / largest);  // in [1/2, 1)
   const at::Tensor least = (exponent - digits.eq(0.5).to(exponent.scalar_type())).clamp(-127, 127);
-  const at::Tensor scale = at::exp2(least.to(at::kFloat)) + (amax - amax);  // NaN with an infinity
+  const at::Tensor scale = at::exp2(least.to(at::kFloat)) + (amax - amax);  // NaN for an infinity
   const at::Tensor values = (blocks / scale).clamp(-largest, largest).to(format).to(at::kFloat) * scale;
   return values.flatten(1).narrow(1, 0, length);
 }
 
 Scaled transposed(const Scaled& x) { return {x.numbers.t().contiguous(), x.scale}; }
 
-/// bf16 has all numbers of fp8 and of MX; a CPU is faster in fp32, and fp16 has not the range of scales.
+/// bf16 represents all numbers of fp8 and MX. CPUs are faster in fp32, and fp16 lacks the range of scales.
 at::ScalarType work_dtype(const at::Tensor& x, at::ScalarType dtype) {
   return !x.is_cpu() && dtype == at::kBFloat16 ? dtype : at::kFloat;
 }
@@ -104,7 +104,7 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
     const at::ScalarType dtype = grad.scalar_type();
     const bool of_x = context->needs_input_grad(0), of_weight = context->needs_input_grad(1);
     Variable grad_x, grad_weight;
-    if (recipe == Float8Recipe::kMxfp8) {  // along another sum the blocks are others
+    if (recipe == Float8Recipe::kMxfp8) {  // other blocks along another reduction dimension
       if (of_x) grad_x = product_in_blocks(grad, format, weight.t(), dtype);
       if (of_weight) grad_weight = product_in_blocks(grad.t(), format, rows.t(), dtype);
     } else {

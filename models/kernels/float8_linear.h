@@ -5,8 +5,8 @@
 namespace megashard {
 
 enum class Float8Recipe {
-  kTensorwise,  ///< one fp32 scale a tensor, under which its largest magnitude is the format's (torchao's Float8Linear)
-  kMxfp8,       ///< a power of two for each 32 numbers along the sum of the product (OCP's MX, exponents rounded up)
+  kTensorwise,  ///< one fp32 scale per tensor, which maps its amax to the format's maximum (torchao's Float8Linear)
+  kMxfp8,       ///< a power of two per 32 numbers along the reduction dimension (OCP's MX, exponents rounded up)
 };
 
 struct Float8Options {
@@ -14,11 +14,10 @@ struct Float8Options {
   at::ScalarType gradient_format = at::kFloat8_e4m3fn;  ///< or e5m2; inputs and weights are e4m3
 };
 
-/// y = x W^T + b with the factors of all three products (y, and in backward the gradients of x and W) rounded to fp8
-/// at each call, sums in fp32. x [..., in], W [out, in], b [out] or undefined; y has the dtype of x. An infinity among
-/// the numbers of a scale makes them NaN. What is saved for backward is x and W themselves. Tensor by tensor GPUs
-/// compute at::_scaled_mm where sizes are multiples of 16; elsewhere the rounded numbers are multiplied in the dtype
-/// of x, which has them exactly.
+/// y = x W^T + b with the factors of all three products (y, and in backward the gradients of x and W) rounded to fp8 in
+/// each call, with sums in fp32. x [..., in], W [out, in], b [out] or undefined; y has the dtype of x. An infinity
+/// makes all numbers with its scale NaN. Saves x and W for backward. With kTensorwise GPUs use at::_scaled_mm if sizes
+/// are multiples of 16; otherwise the rounded numbers are multiplied in the dtype of x, which represents them exactly.
 at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const Float8Options& options);
 

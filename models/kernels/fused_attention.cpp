@@ -17,7 +17,7 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// MEGASHARD_CPU_ATTENTION=libtorch: CPUs take LibTorch's kernels, as the simulated device does, and so have its bits.
+/// False for MEGASHARD_CPU_ATTENTION=libtorch: CPUs then use LibTorch's kernels, with the bits of the simulated device.
 bool is_wanted() {
   static const bool wanted = [] {
     const char* given = std::getenv("MEGASHARD_CPU_ATTENTION");

@@ -20,7 +20,7 @@ using at::Tensor;
 using TwoTensors = FusedOperators::TwoTensors;
 using ThreeTensors = FusedOperators::ThreeTensors;
 
-/// Calls body with a null pointer of the element type.
+/// Calls body with a null pointer to the element type.
 template <class Body>
 void with_type(const Tensor& x, const Body& body) {
   if (x.scalar_type() == at::kFloat) {
@@ -43,7 +43,7 @@ Tensor linear_by_fp32_on_cpu(const Tensor& x, const Tensor& weight) {
   return matrix_product(rows, weight.to(at::kFloat).t()).to(x.scalar_type()).view(sizes);
 }
 
-/// Of x, or of x + branch, which is left in `sum`: y; 1 / rms of each row.
+/// Normalises x, or x + branch, which is stored in `sum`. Returns y and 1 / rms of each row.
 TwoTensors normed_on_cpu(const Tensor& x, const Tensor& branch, const Tensor& sum, const Tensor& weight, double eps) {
   const int64_t width = x.size(-1);
   const int64_t rows = width == 0 ? 0 : x.numel() / width;
@@ -142,7 +142,7 @@ TwoTensors norm_and_rotate_backward_on_cpu(const Tensor& grad_y, const Tensor& x
 
 Tensor swiglu_on_cpu(const Tensor& gate, const Tensor& up) {
   auto y = at::empty(gate.sizes(), gate.options());
-  const RowLayout layout = *row_layout(gate);  // up's too
+  const RowLayout layout = *row_layout(gate);  // same for up
   with_type(gate, [&](auto* type) {
     kernels::swiglu(data(type, gate), data(type, up), data(type, y), layout.rows, layout.width, layout.stride);
   });
@@ -150,7 +150,7 @@ Tensor swiglu_on_cpu(const Tensor& gate, const Tensor& up) {
 }
 
 TwoTensors swiglu_gradients_on_cpu(const Tensor& grad_y, const Tensor& gate, const Tensor& up, bool leaves_product) {
-  const RowLayout layout = *row_layout(gate);  // up's too
+  const RowLayout layout = *row_layout(gate);  // same for up
   auto grads = empty_pair_like(gate);
   with_type(gate, [&](auto* type) {
     auto* const y = leaves_product ? data(type, grad_y) : nullptr;
@@ -204,7 +204,7 @@ flash_attention::Shape attention_shape(const Tensor& q, const Tensor& k, const s
           .scale = static_cast<float>(scale)};
 }
 
-/// A row for each thread; at 64 bytes, as all of LibTorch's memory.
+/// One row per thread, aligned to 64 bytes as all of LibTorch's memory.
 Tensor scratch_of(int64_t floats, const Tensor& like) {
   return at::empty({at::get_num_threads(), floats}, like.options().dtype(at::kFloat));
 }
@@ -288,7 +288,7 @@ TORCH_LIBRARY_IMPL(megashard, CPU, library) {
   library.impl("cross_entropy_backward_", &cross_entropy_backward_on_cpu);
 }
 
-// fused_ops.cpp differentiates them; LibTorch's default for the key would box every call.
+// fused_ops.cpp defines the gradients; LibTorch's default kernel for this key would box every call.
 TORCH_LIBRARY_IMPL(megashard, Autograd, library) {
   for (const char* name : kFusedOperators) library.impl(name, torch::CppFunction::makeFallthrough());
 }

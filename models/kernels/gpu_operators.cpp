@@ -37,7 +37,7 @@ FloatFormat format_of(const Tensor& x) {
   }
 }
 
-/// Whether all begin at 16 bytes, and so many elements of theirs are whole vectors.
+/// True if all tensors are aligned to 16 bytes and these numbers of elements are whole vectors.
 bool in_vectors(std::initializer_list<Tensor> tensors, std::initializer_list<int64_t> numels) {
   const auto size = static_cast<int64_t>(tensors.begin()->element_size());
   bool fits = true;
@@ -46,7 +46,7 @@ bool in_vectors(std::initializer_list<Tensor> tensors, std::initializer_list<int
   return fits;
 }
 
-/// Dense elements are one row.
+/// Contiguous tensors are one row.
 SwigluRows swiglu_rows(const Tensor& gate) {
   const RowLayout layout = *row_layout(gate);
   const bool dense = layout.stride == layout.width;
@@ -59,7 +59,7 @@ bool swiglu_in_vectors(std::initializer_list<Tensor> tensors, const SwigluRows& 
 
 Tensor floats(at::IntArrayRef sizes, const Tensor& like) { return at::empty(sizes, like.options().dtype(at::kFloat)); }
 
-/// Of x, or of x + branch, which is left in `sum`: y; 1 / rms of each row.
+/// Normalises x, or x + branch, which is stored in `sum`. Returns y and 1 / rms of each row.
 TwoTensors normed(const Tensor& x, const Tensor& branch, const Tensor& sum, const Tensor& weight, double eps) {
   const c10::DeviceGuard guard(x.device());
   const int64_t width = x.size(-1), rows = width == 0 ? 0 : x.numel() / width;

@@ -11,9 +11,9 @@ class Library;
 
 namespace megashard {
 
-/// The operators of fused_operators.h by the row kernels of gpu/: on a GPU launched on the current stream, on a CPU in
-/// their host form, for fp32, bf16 and fp16. They allocate what they return, and rms_norm_backward the partial sums of
-/// the weight's gradient; nobody waits.
+/// The operators of fused_operators.h with the row kernels of gpu/: launched on the current stream of a GPU, or in
+/// their host form on a CPU, for fp32, bf16 and fp16. They allocate their results, and rms_norm_backward the partial
+/// sums of the weight's gradient. Do not block the host.
 namespace gpu {
 
 using at::Tensor;
@@ -38,11 +38,11 @@ void cross_entropy_backward_(Tensor& logits, const Tensor& labels, const Tensor&
 
 }  // namespace gpu
 
-/// Registers them for the backend of `library`. For CUDA they are registered already.
+/// Registers them for the backend of `library`. They are already registered for CUDA.
 void register_row_kernels_of_gpu(torch::Library& library);
 
-/// MEGASHARD_CPU_ROW_KERNELS=gpu: CPUs take the host form of the GPU's row kernels, whose bits the simulated device
-/// has. One core, scalar: for comparisons.
+/// MEGASHARD_CPU_ROW_KERNELS=gpu: CPUs use the host form of the GPU's row kernels, with the bits of the simulated
+/// device. One core, scalar: for comparisons.
 bool cpu_takes_row_kernels_of_gpu();
 
 }  // namespace megashard

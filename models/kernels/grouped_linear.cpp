@@ -29,7 +29,7 @@ GroupMatrices matrices_of(at::TensorList weights, int64_t groups) {
   return {.stacked = whole.view({groups, -1, whole.size(1)}), .single = {}};
 }
 
-/// Those of the weights, which are a function's inputs from `first` on.
+/// Sets the gradients of the weights, which are a function's inputs from `first` on.
 void give_weight_gradients(AutogradContext* context, variable_list& results, size_t first, at::TensorList weights,
                            const at::Tensor& grad, const at::Tensor& x, RowGroups& groups) {
   std::vector<size_t> trained;

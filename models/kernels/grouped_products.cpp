@@ -20,7 +20,7 @@ void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
-/// visit(group, first row, number of rows) for each group that has rows.
+/// Calls visit(group, first row, number of rows) for each non-empty group.
 template <class Visit>
 void over_groups(RowGroups& groups, const Visit& visit) {
   int64_t first = 0;

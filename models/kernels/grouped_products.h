@@ -4,23 +4,23 @@
 
 #include "models/kernels/row_groups.h"
 
-/// A product for each group of rows, with a matrix of its own, without autograd. On GPUs one kernel, at::_grouped_mm,
-/// which reads on the device where the groups end; on CPUs one product after the other, each into its place, computed
-/// as those of linear_products.h.
+/// Products of each group of rows with its own matrix, without autograd. GPUs use one kernel, at::_grouped_mm, which
+/// reads the group boundaries on the device; CPUs compute one product per group into its rows, as linear_products.h
+/// does.
 namespace megashard {
 
-/// One matrix [out, in] for each group: weights one after the other in one tensor [groups, out, in], or each by itself.
+/// A matrix [out, in] per group: one stacked tensor [groups, out, in], or separate tensors.
 struct GroupMatrices {
-  at::Tensor stacked;     ///< or undefined
-  at::TensorList single;  ///< where `stacked` is undefined
+  at::Tensor stacked;     ///< undefined if separate
+  at::TensorList single;  ///< if `stacked` is undefined
 
   at::Tensor of(int64_t group) const { return stacked.defined() ? stacked[group] : single[static_cast<size_t>(group)]; }
   int64_t rows() const { return stacked.defined() ? stacked.size(1) : single[0].size(0); }
   int64_t columns() const { return stacked.defined() ? stacked.size(2) : single[0].size(1); }
 };
 
-/// Whether at::_grouped_mm has one kernel for such rows and matrices on the device of x: bf16 on Hopper and Blackwell,
-/// fewer than 1,024 matrices, rows of whole 16 bytes. Its other ways let the host wait.
+/// True if at::_grouped_mm has one kernel for such rows and matrices on x's device: bf16 on Hopper and Blackwell, fewer
+/// than 1,024 matrices, rows of a multiple of 16 bytes. Its other implementations block the host.
 bool has_grouped_kernel(const at::Tensor& x, at::IntArrayRef matrix, int64_t groups);
 
 /// x W^T; x [N, in] -> [N, out]

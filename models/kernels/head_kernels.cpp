@@ -51,7 +51,7 @@ template <class T>
 void norm_and_rotate_backward(const T* grad_y, const HeadArrays<T>& of, const float* inverse_rms, T* grad_x,
                               float* grad_weight, const RotaryShape& shape) {
   const int64_t width = shape.head_dim, threads = at::get_num_threads();
-  // [threads, width], added in thread order: the same threads give the same bits
+  // [threads, width], added in thread order: an equal number of threads gives equal bits
   std::vector<float> partial(grad_weight == nullptr ? 0 : static_cast<size_t>(threads * width));
   of_heads::for_tokens(shape, [&](int64_t begin, int64_t end) {
     float* const own = grad_weight == nullptr ? nullptr : partial.data() + at::get_thread_num() * width;

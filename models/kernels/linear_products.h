@@ -2,15 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 
-/// The products of a linear layer, without autograd: by way of fp32 where linear() computes so (fused_ops.h).
+/// Products of a linear layer, without autograd; in fp32 with conversions if linear() uses them (fused_ops.h).
 namespace megashard {
 
-/// Whether they are not LibTorch's own.
+/// True if they are not LibTorch's own products.
 bool has_own_linear_products(const at::Tensor& x, const at::Tensor& weight);
 
 /// x W^T + bias; x [..., in], weight [out, in], bias [out] or undefined -> [..., out]
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
-/// A gradient as the next two take it: converted once for both.
+/// Converts a gradient once for the next two functions.
 at::Tensor widened_for_products(const at::Tensor& grad);
 /// grad W; grad [N, out] -> [N, in], in the dtype of the weight
 at::Tensor gradient_of_linear_input(const at::Tensor& grad, const at::Tensor& weight);

@@ -20,7 +20,7 @@ at::Tensor heads_of(const at::Tensor& columns, int64_t head_dim) {
   return columns.view({columns.size(0), columns.size(1), -1, head_dim});
 }
 
-/// Queries and keys, which lie side by side, at once.
+/// Rotates queries and keys, which are adjacent columns, together.
 void rotate_in_place(const at::Tensor& q, const at::Tensor& k, int64_t head_dim, const at::Tensor& cos,
                      const at::Tensor& sin) {
   const int64_t width = q.size(-1) + k.size(-1);

@@ -9,22 +9,22 @@
 
 namespace megashard {
 
-/// How many of `rows` each group has, for the host, which waits for them. A plan has no values: there each group has as
-/// many as any other.
+/// Number of rows of each group, on the host. Blocks the host. A planned device has no values: the rows are then
+/// distributed equally.
 std::vector<int64_t> counts_on_host(const at::Tensor& counts, int64_t rows);
 
-/// How many rows each of several groups has; the rows of a group lie side by side, and the groups one after the other.
+/// Numbers of rows of several groups; the rows of a group are contiguous and the groups consecutive.
 class RowGroups : public torch::CustomClassHolder {
  public:
-  /// `counts` [groups] int64, on the device of the rows, of which there are `rows`; `on_host`: the same numbers, where
-  /// they are known there.
+  /// `counts` [groups] int64, on the device of the rows; `rows` is their sum; `on_host`: the same numbers, if known on
+  /// the host.
   RowGroups(at::Tensor counts, int64_t rows, std::optional<std::vector<int64_t>> on_host = std::nullopt)
       : counts_(std::move(counts)), rows_(rows), on_host_(std::move(on_host)) {}
 
   int64_t size() const { return counts_.size(0); }
-  /// [groups] int32, on the device: where each ends.
+  /// [groups] int32, on the device: end of each group.
   const at::Tensor& ends();
-  /// The host waits for the device the first time, if it does not know them yet.
+  /// Blocks the host in the first call, unless the numbers are known.
   const std::vector<int64_t>& on_host();
 
  private:

@@ -7,8 +7,8 @@
 
 namespace megashard {
 
-/// A tensor [..., width] as rows of dense elements that begin `stride` elements apart: dense tensors, and columns of
-/// such.
+/// Layout of a tensor [..., width] as contiguous rows that start `stride` elements apart: contiguous tensors and
+/// columns of these.
 struct RowLayout {
   int64_t rows = 0;
   int64_t width = 0;
@@ -18,10 +18,10 @@ struct RowLayout {
 };
 std::optional<RowLayout> row_layout(const at::Tensor& x);
 
-/// Both tensors as they are if they have one row_layout, else as dense ones.
+/// Returns both tensors unchanged if they have the same row_layout, else contiguous ones.
 std::tuple<at::Tensor, at::Tensor> in_one_layout(const at::Tensor& a, const at::Tensor& b);
 
-/// Two tensors without values, laid out as x, which has a row_layout: dense ones, or columns side by side of one
+/// Two uninitialised tensors with the layout of x, which has a row_layout: contiguous, or adjacent columns of one
 /// tensor.
 std::tuple<at::Tensor, at::Tensor> empty_pair_like(const at::Tensor& x);
 

@@ -31,7 +31,7 @@ struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
     const bool of_weight = context->needs_input_grad(2);
     const auto rows = grads[0].reshape({-1, weight.size(0)});
     const auto grad = widened_for_products(rows);
-    auto product = gradient_of_linear_input(grad, weight);  // and then, in its place, what it is the gradient of
+    auto product = gradient_of_linear_input(grad, weight);  // then overwritten by swiglu(gate, up)
     const auto [grad_gate, grad_up] = of_weight ? fused_operators().swiglu_backward_(product, gate, up)
                                                 : fused_operators().swiglu_backward(product, gate, up);
     variable_list results{grad_gate, grad_up, of_weight ? gradient_of_linear_weight(grad, product) : Variable()};
