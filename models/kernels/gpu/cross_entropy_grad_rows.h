@@ -2,12 +2,12 @@
 
 #include "models/kernels/gpu/cross_entropy_rows.h"
 
-/// The gradient of cross-entropy in place of the logits, as cpu_kernels.h has it.
+/// Gradient of cross-entropy, written over the logits; see cpu_kernels.h.
 namespace megashard::gpu {
 
 /// logits [rows, width]; labels, grad_loss [rows]; stats [rows, 2].
 struct CrossEntropyGradRows {
-  static constexpr int64_t kTileBytes = 32768;  ///< of a row, for a block
+  static constexpr int64_t kTileBytes = 32768;  ///< part of a row per block
 
   void* logits;
   const int64_t* labels;
@@ -25,7 +25,7 @@ template <class T>
 struct CrossEntropyGradThreads {
   static constexpr int kThreads = 256;
 
-  /// What a row's elements have in common.
+  /// Values common to a row's elements.
   struct Row {
     T* logits;
     int64_t label;
@@ -52,7 +52,7 @@ struct CrossEntropyGradThreads {
     }
   };
 
-  /// The part of block `block` of rows * tiles_per_row() in one of its threads.
+  /// The part of block `block` of rows * tiles_per_row() for one of its threads.
   static constexpr void run(const CrossEntropyGradRows& launch, int64_t block, int thread) {
     constexpr int64_t kTile = CrossEntropyGradRows::kTileBytes / 16;  // vectors
     const int64_t tile = block % launch.tiles_per_row();

@@ -5,8 +5,8 @@
 
 #include "models/kernels/gpu/row_threads.h"
 
-/// Cross-entropy of rows of logits; values, and labels below 0, as cpu_kernels.h has them. A label past the row stops
-/// the GPU's program by an assertion, as LibTorch's kernels do.
+/// Cross-entropy of rows of logits; values and negative labels as in cpu_kernels.h. A label past the row stops the
+/// GPU's program by an assertion, as in LibTorch's kernels.
 namespace megashard::gpu {
 
 /// logits [rows, width]; labels, loss [rows]; stats [rows, 2].
@@ -20,7 +20,7 @@ struct CrossEntropyRows {
   FloatFormat format;
 };
 
-/// Where the vectors of a row begin and end: rows of odd widths do not begin at 16 bytes.
+/// Range of the aligned vectors of a row: rows of odd widths do not start at a multiple of 16 bytes.
 template <class T>
 struct VectorsOfRow {
   static constexpr int kVector = kVectorOf<T>;
@@ -37,12 +37,12 @@ struct VectorsOfRow {
   }
 };
 
-/// The sum of exp(logit - largest), while the largest logit is not known yet.
+/// The sum of exp(logit - largest) with the largest logit so far.
 struct MaxSum {
   float largest;
   float sum;
 
-  /// What the exponents are taken from: of rows that have seen -infinity only, any number.
+  /// Number subtracted in the exponents; any finite number if only -infinity was seen.
   constexpr float base() const { return largest == -std::numeric_limits<float>::infinity() ? 0.0F : largest; }
 
   template <class T, int kVector>
@@ -69,7 +69,7 @@ template <class T>
 struct CrossEntropyThreads {
   using Launch = CrossEntropyRows;
   static constexpr int kGroup = 512;
-  static constexpr int kAhead = 4;  ///< vectors that a thread reads before it looks at the first
+  static constexpr int kAhead = 4;  ///< vectors that a thread loads before it uses the first
   struct Registers {
     MaxSum partial;
   };
@@ -99,7 +99,7 @@ struct CrossEntropyThreads {
   static constexpr void after(const Launch& launch, int64_t row, int lane, Registers& mine) {
     if (lane != 0) return;
     const auto [largest, sum] = mine.partial;
-    const float beyond = largest - largest;  // NaN of infinities
+    const float beyond = largest - largest;  // NaN for infinities
     const auto log_sum = static_cast<float>(std::log(static_cast<double>(sum + beyond)));
     launch.stats[2 * row] = largest;
     launch.stats[2 * row + 1] = log_sum;

@@ -1,4 +1,4 @@
-// Of libmegashard_cuda.so.
+// Part of libmegashard_cuda.so.
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
@@ -14,7 +14,7 @@ void on_current_stream(const Launch& launch) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-/// LibTorch has them for Hopper and Blackwell.
+/// LibTorch has grouped products for Hopper and Blackwell.
 bool has_grouped_products() {
   static const bool has = [] {
     int device = 0, major = 0;

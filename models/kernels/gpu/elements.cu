@@ -11,7 +11,7 @@ __global__ __launch_bounds__(kBlock, 4) void swiglu_kernel(const Launch launch) 
   swiglu_in_thread<T>(launch, thread, static_cast<int64_t>(gridDim.x) * kBlock);
 }
 
-/// Two vectors a thread.
+/// Launches a thread per two vectors.
 template <class Launch>
 void launch_elements(const Launch& launch, cudaStream_t stream) {
   with_row_format(launch.format, [&](auto zero) {

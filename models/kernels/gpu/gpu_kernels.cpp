@@ -15,8 +15,8 @@
 namespace megashard::gpu {
 namespace on_host {
 
-/// What __shfl_xor_sync and shared memory make of `partial` (row_kernels.cuh): in each warp by halves, then the warps
-/// in their order.
+/// Reduces `partial` as __shfl_xor_sync and shared memory do (row_kernels.cuh): halves within each warp, then warps in
+/// order.
 template <class Registers, size_t kGroup>
 void reduce(std::array<Registers, kGroup>& threads) {
   using Value = decltype(Registers::partial);
@@ -79,7 +79,7 @@ void head_norm_grad(const HeadNormGradRows& launch) {
 
 template <class Launch>
 void swiglu(const Launch& launch) {
-  constexpr int64_t kThreads = 64;  // any number
+  constexpr int64_t kThreads = 64;  // any number works
   with_row_format(launch.format, [&](auto zero) {
     for (int64_t thread = 0; thread < kThreads; ++thread) swiglu_in_thread<decltype(zero)>(launch, thread, kThreads);
   });

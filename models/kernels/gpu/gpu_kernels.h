@@ -12,8 +12,8 @@ struct RotaryTokens;
 struct CrossEntropyRows;
 struct CrossEntropyGradRows;
 
-/// The row kernels of a device, which run on the current stream of the current device and return at once, and what it
-/// has of LibTorch's.
+/// Row kernels of a device, which run asynchronously on the current stream of the current device, and LibTorch's
+/// capabilities on it.
 struct GpuKernels {
   void (*rms_norm)(const RmsNormRows& launch);
   void (*rms_norm_grad)(const RmsNormGradRows& launch);
@@ -24,15 +24,15 @@ struct GpuKernels {
   void (*rotate)(const RotaryTokens& launch);
   void (*cross_entropy)(const CrossEntropyRows& launch);
   void (*cross_entropy_grad)(const CrossEntropyGradRows& launch);
-  bool (*has_grouped_products)() = nullptr;  ///< at::_grouped_mm in bf16, without the host's waiting; null: on a CPU
+  bool (*has_grouped_products)() = nullptr;  ///< at::_grouped_mm in bf16, without blocking the host; null on a CPU
 };
 
-/// Those of libmegashard_cuda.so or of the simulated device, which it loads at the first call (cuda_module.h).
+/// Kernels of libmegashard_cuda.so or of the simulated device, which the first call loads (cuda_module.h).
 const GpuKernels& gpu_kernels();
-/// Called once by the module while it is loaded.
+/// Called once by the module when it is loaded.
 void set_gpu_kernels(const GpuKernels& kernels);
 
-/// The same threads, one after the other, on the CPU and its memory. Throws at a label past the row.
+/// The same threads, run sequentially on the CPU and its memory. Throws for a label past the row.
 const GpuKernels& host_kernels();
 
 }  // namespace megashard::gpu

@@ -3,10 +3,10 @@
 #include "models/kernels/gpu/head_shape.h"
 #include "models/kernels/gpu/rms_norm_grad_rows.h"
 
-/// The gradient of head_norm_rows.h.
+/// Gradient of head_norm_rows.h.
 namespace megashard::gpu {
 
-/// grad_y, grad_x as x, dense; partial [groups, head_dim] and grad_weight [head_dim] as of RmsNormGradRows.
+/// grad_y, grad_x as x, contiguous; partial [groups, head_dim] and grad_weight [head_dim] as in RmsNormGradRows.
 struct HeadNormGradRows {
   const void* grad_y;
   const void* x;
@@ -26,14 +26,14 @@ constexpr int64_t head_grad_groups(const HeadShape& shape) {
   return by_rows < most ? by_rows : most;
 }
 
-/// A thread has the same channels in all rows of its group.
+/// A thread processes the same channels in all rows of its group.
 template <class T, int kVector, int kGroupSize>
 struct HeadNormGradThreads {
   using Launch = HeadNormGradRows;
   using Values = Vector<T, kVector>;
   static constexpr int kGroup = kGroupSize;
   struct Half {
-    Values x, grad;  // grad: of the norm's result
+    Values x, grad;  // grad is that of the norm's result
     float grad_weight[kVector];
   };
   struct Registers {
@@ -114,7 +114,7 @@ struct HeadNormGradThreads {
   }
 };
 
-/// The sums over the groups of a gradient: RmsNormGradRows' second launch.
+/// The sum of a gradient over groups: RmsNormGradRows' second launch.
 constexpr RmsNormGradRows column_sums_of(const HeadNormGradRows& launch) {
   RmsNormGradRows sums{};
   sums.partial = launch.partial;

@@ -2,10 +2,10 @@
 
 #include "models/kernels/gpu/head_shape.h"
 
-/// RMSNorm over each head and the rotary embedding of what it gives: the formulas and roundings of head_kernels.inc.
+/// RMSNorm over each head and its rotary embedding, with the formulas and rounding of head_kernels.inc.
 namespace megashard::gpu {
 
-/// weight [head_dim]; y as x, dense; inverse_rms [rows].
+/// weight [head_dim]; y as x, contiguous; inverse_rms [rows].
 struct HeadNormRows {
   const void* x;
   const void* weight;

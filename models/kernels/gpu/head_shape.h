@@ -2,10 +2,10 @@
 
 #include "models/kernels/gpu/rms_norm_rows.h"
 
-/// Heads of tokens, a row each, whose norm and rotary embedding are one kernel, and what a thread has of them.
+/// Heads of tokens, one row each, normalised and rotated in one kernel, and their distribution over threads.
 namespace megashard::gpu {
 
-/// x [batch, length, heads, head_dim], strided but for its last dimension; cos, sin [length or batch * length, half].
+/// x [batch, length, heads, head_dim] with a contiguous last dimension; cos, sin [length or batch * length, half].
 struct HeadShape {
   int64_t tokens;  ///< batch * length
   int64_t length;
@@ -13,17 +13,17 @@ struct HeadShape {
   int64_t stride_time;
   int64_t stride_head;
   int32_t heads;
-  int32_t head_dim;  ///< 256 at most
-  int32_t half;      ///< channels i and half + i turn together, for i < half; those from 2 half on stay
+  int32_t head_dim;  ///< at most 256
+  int32_t half;      ///< rotates channels i and half + i, for i < half; those from 2 half on are unchanged
   bool table_per_batch;
-  bool zero_centered;  ///< factors are 1 + weight, and round once
+  bool zero_centered;  ///< multiplies by 1 + weight and rounds once
   FloatFormat format;
-  bool vectors;  ///< halves of heads, and rows of tables, lie at 16 bytes
+  bool vectors;  ///< halves of heads and rows of tables are aligned to 16 bytes
 };
 
-constexpr int kHeadGroup = 8;  ///< threads of a short head; a warp has longer ones
+constexpr int kHeadGroup = 8;  ///< threads per short head; longer ones use a warp
 
-/// Items of a head that a thread has: a vector of each half, or one of what stays. 32 threads have 256 channels.
+/// Items of a head per thread: a vector of each half, or one of the unrotated rest. 32 threads hold 256 channels.
 template <int kVector>
 constexpr int kHeldOfHead = 8 / kVector;
 
@@ -46,7 +46,7 @@ constexpr int64_t angles_of_head(const HeadShape& shape, int64_t row) {
   return (shape.table_per_batch ? token : token % shape.length) * shape.half;
 }
 
-/// body(place, turns, i): the items of thread `lane`; channels place and half + place, or the latter alone.
+/// Calls body(place, turns, i) for the items of thread `lane`: channels place and half + place, or only the latter.
 template <int kGroup, int kVector, class Body>
 constexpr void for_items(const HeadShape& shape, int lane, const Body& body) {
   const int items = (shape.head_dim - shape.half) / kVector;
@@ -57,7 +57,7 @@ constexpr void for_items(const HeadShape& shape, int lane, const Body& body) {
   }
 }
 
-/// function(OfThreads<Threads<...>>), the class that `launch` asks for.
+/// Calls function(OfThreads<Threads<...>>) with the class for `launch`.
 template <template <class T, int kVector, int kGroup> class Threads, class Launch, class Function>
 void with_head_threads(const Launch& launch, const Function& function) {
   const auto of_vectors = [&]<class T, int kVector>(OfThreads<Vector<T, kVector>>) {
@@ -77,7 +77,7 @@ void with_head_threads(const Launch& launch, const Function& function) {
   });
 }
 
-/// `arrays` as x, one number a row, weight and tables.
+/// `arrays` like x, one number per row, weight and tables.
 constexpr Traffic traffic_of_heads(const HeadShape& shape, int64_t arrays, int64_t weights) {
   const int64_t size = size_of(shape.format), rows = head_rows(shape), row = shape.head_dim * size;
   const int64_t table = 2 * shape.half * size;

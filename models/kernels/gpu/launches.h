@@ -6,8 +6,8 @@
 
 namespace megashard::gpu {
 
-// The kernels, compiled by nvcc, which sees no header of LibTorch. They return before the device has run them; the
-// caller asks for errors of the launch.
+// Kernel launchers, compiled by nvcc, which includes no header of LibTorch. Asynchronous; the caller checks for launch
+// errors.
 void launch_rms_norm(const RmsNormRows& launch, cudaStream_t stream);
 void launch_rms_norm_grad(const RmsNormGradRows& launch, cudaStream_t stream);
 void launch_head_norm(const HeadNormRows& launch, cudaStream_t stream);

@@ -2,12 +2,11 @@
 
 #include "models/kernels/gpu/rms_norm_rows.h"
 
-/// The gradient of RMSNorm, the formulas and roundings of cpu_kernels.h.
+/// Gradient of RMSNorm, with the formulas and rounding of cpu_kernels.h.
 namespace megashard::gpu {
 
-/// grad_y, x, grad_x [rows, width]; grad_weight [width], the sum over partial [groups, width], in the order of groups:
-/// the same sizes give the same bits on every GPU. Both may be null. grad_sum [rows, width] or null: added to grad_x,
-/// both rounded.
+/// grad_y, x, grad_x [rows, width]; grad_weight [width], the sum over partial [groups, width] in group order: equal
+/// sizes give equal bits on every GPU. Both may be null. grad_sum [rows, width] or null: added to grad_x, both rounded.
 struct RmsNormGradRows {
   const void* grad_y;
   const void* x;
@@ -26,7 +25,7 @@ struct RmsNormGradRows {
 
 constexpr int norm_grad_threads_at_once(int group) { return group == kLongestNormGroup ? 512 : 768; }
 
-/// Groups of RmsNormGradRows: those that 132 multiprocessors run at a time, with four rows for a group at least.
+/// Groups of RmsNormGradRows: as many as 132 multiprocessors run at a time, with at least four rows each.
 constexpr int64_t norm_grad_groups(int64_t rows, int64_t width, FloatFormat format, bool vectors) {
   const int group = norm_group(width, format, vectors);
   const int64_t most = int64_t{132} * norm_grad_threads_at_once(group) / group;
@@ -34,7 +33,7 @@ constexpr int64_t norm_grad_groups(int64_t rows, int64_t width, FloatFormat form
   return by_rows < most ? by_rows : most;
 }
 
-/// A thread has the same columns in all rows of its group, so their sums need no barrier.
+/// A thread processes the same columns in all rows of its group, so their sums need no barrier.
 template <class T, int kVector, int kGroupSize>
 struct RmsNormGradThreads {
   using Launch = RmsNormGradRows;
@@ -85,13 +84,13 @@ struct RmsNormGradThreads {
       for (int k = 0; k < kVector; ++k) {
         const float value = widened(of_x.values[k]), gradient = widened(of_y.values[k]);
         const float of_norm = gradient * widened(weight.values[k]) * scale - along * value;
-        const float before = widened(out.values[k]);  // zero if nothing is added
+        const float before = widened(out.values[k]);  // zero without grad_sum
         out.values[k] = narrowed<T>(launch.grad_sum == nullptr ? of_norm : rounded<T>(of_norm) + before);
         if (launch.partial == nullptr) continue;
         const float of_weight = gradient * rounded<T>(value * scale);
         if (i < kHeld) {
           mine.grad_weight[i][k] += of_weight;
-        } else {  // longer rows: in memory, where this thread alone has the place
+        } else {  // longer rows: in memory, at a place that only this thread uses
           float& sum = launch.partial[group * launch.width + v * kVector + k];
           sum = row == group ? of_weight : sum + of_weight;
         }
@@ -110,8 +109,8 @@ struct RmsNormGradThreads {
   }
 };
 
-/// The second launch of RmsNormGradRows: a block adds up kColumns columns of `partial`, from `first` on; between part()
-/// and whole() is a barrier. parts [kParts, kColumns], shared by the block.
+/// The second launch of RmsNormGradRows: a block sums kColumns columns of `partial`, starting at `first`; a barrier
+/// separates part() and whole(). parts [kParts, kColumns] is shared by the block.
 struct ColumnSums {
   static constexpr int kColumns = 32;
   static constexpr int kParts = 32;

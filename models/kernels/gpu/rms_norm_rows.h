@@ -2,11 +2,11 @@
 
 #include "models/kernels/gpu/row_threads.h"
 
-/// RMSNorm, the formulas and roundings of cpu_kernels.h; rms_norm_grad_rows.h is its gradient.
+/// RMSNorm, with the formulas and rounding of cpu_kernels.h; its gradient is in rms_norm_grad_rows.h.
 namespace megashard::gpu {
 
-/// x, y [rows, width]; weight [width]; inverse_rms [rows]. With a branch [rows, width], of x + branch, which is rounded
-/// and left in sum [rows, width]; else both are null.
+/// x, y [rows, width]; weight [width]; inverse_rms [rows]. With a branch [rows, width] it normalises x + branch, which
+/// is rounded and stored in sum [rows, width]; else both are null.
 struct RmsNormRows {
   const void* x;
   const void* branch;
@@ -18,15 +18,15 @@ struct RmsNormRows {
   int64_t width;
   float eps;
   FloatFormat format;
-  bool vectors;  ///< every row, and weight, lie at 16 bytes
+  bool vectors;  ///< all rows and weight are aligned to 16 bytes
 };
 
-constexpr int kHeldOfRow = 2;           ///< vectors of a row in a thread's registers, where few enough threads have it
-constexpr int kLongestNormGroup = 512;  ///< with more vectors in registers; what is longer still is read again:
+constexpr int kHeldOfRow = 2;           ///< vectors of a row in a thread's registers, for smaller groups
+constexpr int kLongestNormGroup = 512;  ///< with more vectors in registers; the rest of longer rows is read again
 constexpr int kHeldByNorm = 6;
 constexpr int kHeldByNormGrad = 4;  ///< of x and of grad_y, with their sums of grad_weight
 
-/// Threads of a row: as few as hold it two vectors each, so that many rows are on their way at a time.
+/// Threads per row: few, with two vectors each, so that many rows are in flight.
 constexpr int norm_group(int64_t width, FloatFormat format, bool vectors) {
   const int64_t of_thread = kHeldOfRow * (vectors ? 16 / size_of(format) : 1);
   int group = kWarp;
@@ -95,7 +95,7 @@ struct OfThreads {
   using Type = Threads;
 };
 
-/// function(OfThreads<Threads<...>>), the class that `launch` asks for.
+/// Calls function(OfThreads<Threads<...>>) with the class for `launch`.
 template <template <class T, int kVector, int kGroup> class Threads, class Launch, class Function>
 void with_norm_threads(const Launch& launch, const Function& function) {
   const int group = norm_group(launch.width, launch.format, launch.vectors);
@@ -123,7 +123,7 @@ void with_norm_threads(const Launch& launch, const Function& function) {
   });
 }
 
-/// Elements of a row that are read once more for want of registers.
+/// Elements of a row that are read again because registers do not hold them.
 constexpr int64_t norm_rest(int64_t width, FloatFormat format, bool vectors, int held) {
   const int64_t in_registers =
       int64_t{norm_group(width, format, vectors)} * held * (vectors ? 16 / size_of(format) : 1);

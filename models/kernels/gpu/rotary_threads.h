@@ -2,18 +2,18 @@
 
 #include "models/kernels/gpu/row_threads.h"
 
-/// Rotary embedding of heads, the formulas of row_kernels.inc.
+/// Rotary embedding of heads, with the formulas of row_kernels.inc.
 namespace megashard::gpu {
 
-/// Of heads [batch, length, heads, head_dim], in elements; their last dimension is dense.
+/// Strides of heads [batch, length, heads, head_dim], in elements; the last dimension is contiguous.
 struct HeadStrides {
   int64_t batch;
   int64_t time;
   int64_t head;
 };
 
-/// x and y [batch, length, heads, head_dim], strided but for their last dimension; y may be x. cos, sin
-/// [length or batch * length, half].
+/// x and y [batch, length, heads, head_dim], with a contiguous last dimension; y may be x. cos, sin [length or batch *
+/// length, half].
 struct RotaryTokens {
   const void* x;
   const void* cos;
@@ -25,20 +25,20 @@ struct RotaryTokens {
   HeadStrides of_y;
   int32_t heads;
   int32_t head_dim;
-  int32_t half;  ///< channels i and half + i turn together, for i < half; those from 2 half on stay
+  int32_t half;  ///< rotates channels i and half + i, for i < half; those from 2 half on are unchanged
   bool table_per_batch;
-  bool back;  ///< by the opposite angle
+  bool back;  ///< rotates by the opposite angle
   FloatFormat format;
-  bool vectors;  ///< halves of heads, and rows of tables, lie at 16 bytes
+  bool vectors;  ///< halves of heads and rows of tables are aligned to 16 bytes
 };
 
-/// What a thread has at once: a vector of each half of a head, or one of what stays.
+/// A thread's piece: a vector of each half of a head, or one of the unrotated rest.
 constexpr int rotary_pieces_of_head(const RotaryTokens& launch) {
   const int vector = launch.vectors ? static_cast<int>(16 / size_of(launch.format)) : 1;
   return (launch.head_dim - launch.half) / vector;
 }
 
-/// Threads of a block, which has one token.
+/// Threads per block, which processes one token.
 constexpr int rotary_threads(const RotaryTokens& launch) {
   const int64_t pieces = int64_t{launch.heads} * rotary_pieces_of_head(launch);
   return pieces >= kBlock ? kBlock : static_cast<int>((pieces + kWarp - 1) / kWarp * kWarp);

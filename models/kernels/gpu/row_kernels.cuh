@@ -2,10 +2,10 @@
 
 #include "models/kernels/gpu/row_threads.h"
 
-/// How threads of row_threads.h run on a GPU; on_host::run_rows of gpu_kernels.cpp is the same on a CPU.
+/// Runs threads of row_threads.h on a GPU; on_host::run_rows of gpu_kernels.cpp is the CPU version.
 namespace megashard::gpu {
 
-/// The threads of a warp that are in one group: other groups of it may have fewer rows.
+/// Mask of a group's threads within a warp: other groups of the warp may have fewer rows.
 template <int kGroup>
 __device__ unsigned lanes_of_group() {
   if constexpr (kGroup >= kWarp) {
@@ -19,7 +19,7 @@ __device__ inline float of_lane(float value, int distance, unsigned lanes) {
   return __shfl_xor_sync(lanes, value, distance);
 }
 
-/// combined() over kGroup threads, a warp, some of one or a block; the same value, of the same bits, in each thread.
+/// combined() over kGroup threads (a warp, part of one, or a block); bit-identical in each thread.
 template <int kGroup, class Value>
 __device__ Value over_group(Value value) {
   const unsigned lanes = lanes_of_group<kGroup>();
@@ -27,7 +27,7 @@ __device__ Value over_group(Value value) {
     value = combined(value, of_lane(value, distance, lanes));
   if constexpr (kGroup > kWarp) {
     __shared__ Value of_warps[kGroup / kWarp];
-    __syncthreads();  // the row before has been read
+    __syncthreads();  // the previous row has been read
     if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = value;
     __syncthreads();
     value = of_warps[0];
@@ -39,8 +39,8 @@ __device__ Value over_group(Value value) {
 template <class Threads>
 constexpr int kThreadsOfBlock = Threads::kGroup > kWarp ? Threads::kGroup : kBlock;
 
-/// Threads that a multiprocessor has registers for at least. Up to 128 registers a thread, where it asks for no fewer:
-/// most would spill.
+/// Minimum number of threads for which a multiprocessor has registers. Allows 128 registers per thread unless the class
+/// limits them, because most kernels would spill.
 template <class Threads>
 constexpr int kThreadsAtOnce = [] {
   if constexpr (requires { Threads::kThreadsAtOnce; }) return Threads::kThreadsAtOnce;

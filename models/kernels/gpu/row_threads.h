@@ -7,14 +7,14 @@
 #include "parallel/copies/copy_table.h"
 #include "parallel/copies/traffic.h"
 
-/// What the threads of the row kernels have in common. Compiled by nvcc for the GPU and by the host's compiler, where
-/// the threads of a group run one after the other between two barriers (gpu_kernels.cpp). A group, a warp or a
-/// block, has one row at a time. Its class has, each for one thread (`lane` of kGroup):
+/// Common parts of the row kernels' threads. Compiled by nvcc for the GPU and by the host's compiler, where the threads
+/// of a group run sequentially between two barriers (gpu_kernels.cpp). A group, a warp or a block, processes one row at
+/// a time. Its class defines, each for one thread (`lane` of kGroup):
 ///
-///   Launch, Registers            what the kernel is given, and what a thread keeps; `partial` is what is reduced
-///   rows(), groups()             group g has the rows g, g + groups(), ...
-///   before(), after()            a row, up to the reduction over its group, and from it on
-///   end()                        when the group has no more rows
+///   Launch, Registers            the kernel's arguments, and a thread's state; `partial` is reduced
+///   rows(), groups()             group g processes rows g, g + groups(), ...
+///   before(), after()            a row before and after the reduction over its group
+///   end()                        after the group's last row
 namespace megashard::gpu {
 
 #if defined(__CUDACC__)
@@ -24,12 +24,12 @@ namespace megashard::gpu {
 #endif
 
 constexpr int kWarp = 32;
-constexpr int kBlock = 256;  ///< threads of a block, but for groups of several warps, which are a block each
+constexpr int kBlock = 256;  ///< threads per block, except groups of several warps, which are one block each
 
 template <class T>
 constexpr int kVectorOf = 16 / sizeof(T);
 
-/// To fp32. The GPU's instruction gives the bits of float_formats.h but for those of NaN.
+/// Converts to fp32. The GPU's instruction gives the bits of float_formats.h, except for NaN.
 template <class T>
 constexpr float widened(T value) {
 #if defined(__CUDA_ARCH__)
@@ -41,7 +41,7 @@ constexpr float widened(T value) {
 #endif
   return to_float(value);
 }
-/// To T, to nearest even; likewise.
+/// Converts to T, to nearest even; likewise.
 template <class T>
 constexpr T narrowed(float value) {
   T narrow{};
@@ -57,13 +57,13 @@ constexpr T narrowed(float value) {
   round_to(narrow, value);
   return narrow;
 }
-/// As T would hold it.
+/// The value after conversion to T.
 template <class T>
 constexpr float rounded(float value) {
   return widened(narrowed<T>(value));
 }
 
-/// Clamped to [-86, 88] as exp_of of lanes.inc, so that infinities become the same; NaN stays NaN.
+/// Clamped to [-86, 88] as exp_of in lanes.inc, so that infinities give the same results; NaN stays NaN.
 constexpr float exp_of(float x) {
   x = x > 88.0F ? 88.0F : x;
   x = x < -86.0F ? -86.0F : x;
@@ -71,8 +71,8 @@ constexpr float exp_of(float x) {
 }
 
 #if defined(__CUDA_ARCH__)
-/// e^x by the GPU's instruction, 2^-22 from it: a third of the work, which is what keeps 16-bit numbers from coming as
-/// fast as memory has them.
+/// e^x with the GPU's instruction, relative error 2^-22: a third of the work, which would otherwise limit 16-bit
+/// kernels below the memory bandwidth.
 constexpr float exp_by_instruction(float x) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504F));
@@ -80,7 +80,7 @@ constexpr float exp_by_instruction(float x) {
 }
 #endif
 
-/// exp_of x <= 0, or NaN, in a sum or product that is rounded to T: of 16 bits by the instruction.
+/// exp_of(x) for x <= 0 or NaN, in a sum or product that is rounded to T: uses the instruction for 16 bits.
 template <class T>
 constexpr float exp_of_negative(float x) {
 #if defined(__CUDA_ARCH__)
@@ -89,7 +89,7 @@ constexpr float exp_of_negative(float x) {
   return exp_of(x);
 }
 
-/// 1 / (1 + e^-x), likewise; never 0, so that infinities have the results of exp_of.
+/// 1 / (1 + e^-x), likewise; never 0, so that infinities give the results of exp_of.
 template <class T>
 constexpr float sigmoid_of(float x) {
 #if defined(__CUDA_ARCH__)
@@ -112,8 +112,8 @@ constexpr void store(T* to, const Vector<T, kVector>& values) {
   *static_cast<Vector<T, kVector>*>(static_cast<void*>(to)) = values;
 }
 
-/// body(v, i) for the vectors v = lane, lane + kGroup, ... of a row; i counts them up to kHeld, which is how many a
-/// thread holds in registers, and is kHeld for those after.
+/// Calls body(v, i) for vectors v = lane, lane + kGroup, ... of a row. i counts up to kHeld, the number of vectors in a
+/// thread's registers, and is kHeld for the following ones.
 template <int kGroup, int kHeld, class Body>
 constexpr void for_vectors(int lane, int vectors, const Body& body) {
   MEGASHARD_UNROLL
@@ -123,7 +123,7 @@ constexpr void for_vectors(int lane, int vectors, const Body& body) {
   for (int v = lane + kHeld * kGroup; v < vectors; v += kGroup) body(v, kHeld);
 }
 
-/// The vectors that a thread holds of a row, all asked for before the first has come.
+/// Loads the vectors of a row that a thread holds, all before the first arrives.
 template <int kGroup, class T, int kVector, int kHeld>
 constexpr void load_held(int lane, int vectors, const T* row, Vector<T, kVector> (&held)[kHeld]) {
   MEGASHARD_UNROLL
@@ -134,7 +134,7 @@ constexpr void load_held(int lane, int vectors, const T* row, Vector<T, kVector>
 
 constexpr float combined(float one, float other) { return one + other; }
 
-/// function(a zero of the format's type): fp32, bf16 or fp16.
+/// Calls function(zero of the format's type): fp32, bf16 or fp16.
 template <class Function>
 void with_row_format(FloatFormat format, const Function& function) {
   if (format == FloatFormat::kFloat) {

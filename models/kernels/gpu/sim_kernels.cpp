@@ -1,5 +1,5 @@
-// Of libmegashard_sim.so: the row kernels as operations on the current stream of the simulated device, with what they
-// read and write; they run as host_kernels() over the memory behind the device's addresses.
+// Part of libmegashard_sim.so: the row kernels as operations on the current stream of the simulated device, with
+// declared reads and writes. They run as host_kernels() on the memory behind the device's addresses.
 
 #include "models/kernels/gpu/cross_entropy_grad_rows.h"
 #include "models/kernels/gpu/gpu_kernels.h"
@@ -14,7 +14,7 @@
 namespace megashard::gpu {
 namespace {
 
-/// One launch while it is enqueued: each array is declared, and its address becomes the host's.
+/// A launch being enqueued: declares each array and replaces its address by the host's.
 class Enqueued {
  public:
   Enqueued(const char* name, FloatFormat format) : operation_(sim::SimDevice::at(sim::current_device()), name) {
@@ -31,7 +31,7 @@ class Enqueued {
     if (bytes > 0) operation_.writes(array, static_cast<size_t>(bytes));
     to_host(array);
   }
-  /// `count` parts of so many bytes, at these distances.
+  /// Declares `count` parts of `bytes` bytes, `distance` apart.
   void reads_parts(const void* array, int64_t bytes, int64_t count, int64_t distance) {
     for (int64_t i = 0; i < count; ++i)
       operation_.reads(static_cast<const char*>(array) + i * distance, static_cast<size_t>(bytes));
@@ -81,7 +81,7 @@ void rms_norm_grad(const RmsNormGradRows& asked) {
   enqueued.run(host_kernels().rms_norm_grad, launch);
 }
 
-/// Reads heads that may be apart, tables and the weight.
+/// Declares reads of heads (possibly strided), tables and the weight.
 template <class Launch>
 void reads_heads(Enqueued& enqueued, Launch& launch) {
   const HeadShape& shape = launch.shape;

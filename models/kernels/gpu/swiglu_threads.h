@@ -2,11 +2,11 @@
 
 #include "models/kernels/gpu/row_threads.h"
 
-/// silu(gate) * up and its gradient, element by element, the formulas and roundings of row_kernels.inc.
+/// silu(gate) * up and its gradient, elementwise, with the formulas and rounding of row_kernels.inc.
 namespace megashard::gpu {
 
-/// Rows of gate and up, and of their gradients, begin `stride` elements apart: dense ones are one row. Columns of a
-/// joint product are not.
+/// Rows of gate and up, and of their gradients, start `stride` elements apart. Contiguous tensors are one row; columns
+/// of a joint product are not.
 struct SwigluRows {
   int64_t rows;
   int64_t width;
@@ -14,24 +14,24 @@ struct SwigluRows {
   constexpr int64_t numel() const { return rows * width; }
 };
 
-/// gate, up; y [rows, width], dense
+/// gate, up; y [rows, width], contiguous
 struct SwigluElements {
   const void* gate;
   const void* up;
   void* y;
   SwigluRows shape;
   FloatFormat format;
-  bool vectors;  ///< all rows lie at 16 bytes
+  bool vectors;  ///< all rows are aligned to 16 bytes
 };
 
-/// grad_y [rows, width], dense; gate, up, grad_gate, grad_up
+/// grad_y [rows, width], contiguous; gate, up, grad_gate, grad_up
 struct SwigluGradElements {
   const void* grad_y;
   const void* gate;
   const void* up;
   void* grad_gate;
   void* grad_up;
-  void* y;  ///< null, or where silu(gate) * up is left, dense; it may be grad_y
+  void* y;  ///< null, or receives silu(gate) * up, contiguous; may be grad_y
   SwigluRows shape;
   FloatFormat format;
   bool vectors;
@@ -45,7 +45,7 @@ constexpr float silu_of(float x) {
   return x / (1.0F + exp_of(-x));
 }
 
-/// `place` in dense memory, `at` in that of rows.
+/// `place` is the offset in contiguous memory, `at` in strided rows.
 template <class T, int kVector>
 constexpr void swiglu_at(const SwigluElements& launch, int64_t place, int64_t at) {
   const auto gate = load<T, kVector>(static_cast<const T*>(launch.gate) + at);
@@ -76,17 +76,17 @@ constexpr void swiglu_at(const SwigluGradElements& launch, int64_t place, int64_
   if (launch.y != nullptr) store(static_cast<T*>(launch.y) + place, y);
 }
 
-/// a / b. GPUs divide 32 bits several times as fast.
+/// a / b. GPUs divide 32-bit numbers several times faster.
 constexpr int64_t quotient(int64_t a, int64_t b) {
   return a <= UINT32_MAX && b <= UINT32_MAX ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
 }
 
-/// Of either launch: vectors thread, thread + threads, ... of all rows, and elements after a row's last vector
-/// likewise.
+/// For either launch: processes vectors thread, thread + threads, ... of all rows, then likewise the elements after
+/// each row's last vector.
 template <class T, class Launch>
 constexpr void swiglu_in_thread(const Launch& launch, int64_t thread, int64_t threads) {
   const auto& [rows, width, stride] = launch.shape;
-  const int64_t vectors = launch.vectors ? width / kVectorOf<T> : 0;  // of a row
+  const int64_t vectors = launch.vectors ? width / kVectorOf<T> : 0;  // per row
   const int64_t rest = width - vectors * kVectorOf<T>;
   for (int64_t v = thread; v < rows * vectors; v += threads) {
     const int64_t row = rows == 1 ? 0 : quotient(v, vectors);
