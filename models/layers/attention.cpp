@@ -11,14 +11,14 @@
 namespace megashard {
 namespace {
 
-/// Of the first `dims` channels the even ones, then the odd ones: pairs of neighbours become pairs of halves. Queries
-/// and keys are turned over alike, so their products stay.
+/// Reorders the first `dims` channels, even ones before odd ones, so that pairs of neighbours become pairs of halves.
+/// Queries and keys are permuted equally, so their products are unchanged.
 at::Tensor neighbours_to_halves(const at::Tensor& x, int64_t dims) {
   const auto halves = x.narrow(3, 0, dims).unflatten(3, {dims / 2, 2}).transpose(3, 4).flatten(3);
   return at::cat({halves, x.narrow(3, dims, x.size(3) - dims)}, 3);
 }
 
-/// What surrounds a norm's forward alone (a unit of its own, recompute) is not for the rotation.
+/// True if the norm's forward has hooks or a runner (its own unit, recompute), which must not include the rotation.
 bool runs_alone(const Hooked<Norm>& norm) {
   return norm.forward_hooks() != nullptr || norm.forward_runner() != nullptr;
 }
@@ -79,7 +79,7 @@ std::vector<at::Tensor> Attention::heads_of(const std::vector<at::Tensor>& proje
   };
   auto q = cut(projected[0], num_heads_), k = cut(projected[1], num_kv_heads_);
   const bool at_once = q_norm_ && turns && !rotary_interleaved_ && !runs_alone(*q_norm_) && !runs_alone(*k_norm_);
-  // Dense where nothing keeps the others: or attention would keep their memory with it.
+  // Contiguous, unless others share the memory: otherwise attention would keep all of it alive.
   const bool alone = turns && !at_once;
   const auto v = cut(alone ? projected[2].contiguous() : projected[2], num_kv_heads_);
   if (at_once) return {q_norm_->forward_rotated(q, cos, sin), k_norm_->forward_rotated(k, cos, sin), v};
@@ -98,7 +98,7 @@ std::vector<at::Tensor> Attention::heads_of(const std::vector<at::Tensor>& proje
 
 at::Tensor Attention::forward(const at::Tensor& own, const LayerContext& context) {
   const auto heads = heads_of(projections_.forward(ranks_->enter(own)), context.rotary);
-  // The ranks that share this rank's rows take all of them with some of the heads.
+  // The ranks that share this rank's rows gather them, each with some of the heads.
   const SequenceShard rows = context.span.sequence.of_place();
   const int64_t sharing = rows.is_whole() ? 1 : rows.group->size();
   const auto keys = spread_heads(heads[1], sharing), values = spread_heads(heads[2], sharing);

@@ -17,10 +17,10 @@
 
 namespace megashard {
 
-/// What all layers of a forward share, or all sliding ones.
+/// Inputs shared by all layers of a forward, or by all sliding layers.
 struct LayerContext {
   RotaryTables rotary;
-  at::Tensor token_mask{};  // as Batch's
+  at::Tensor token_mask{};  // see Batch
   KeySpan span{};
 
   template <class F>
@@ -30,15 +30,14 @@ struct LayerContext {
   }
 };
 
-/// The part of attention without parameters, a module so that it can be recomputed or offloaded by
-/// itself (Megatron's core_attention).
+/// Attention without parameters, as a module that can be recomputed or offloaded (Megatron's core_attention).
 class CoreAttention : public torch::nn::Module {
  public:
   explicit CoreAttention(const DecoderConfig& config)
       : dropout_(config.attention_dropout), scale_(config.attention_scale) {}
 
-  /// q [B, T, H, D], k and v [B, T, G, D] -> [B, T, H, D]. Of a sequence in a ring the T rows are those of this
-  /// rank's place, and keys of the others come by in here.
+  /// q [B, T, H, D], k and v [B, T, G, D] -> [B, T, H, D]. With a ring the T rows are this rank's, and keys of the
+  /// other ranks are received here.
   at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span);
 
  private:
@@ -46,9 +45,8 @@ class CoreAttention : public torch::nn::Module {
   std::optional<double> scale_;
 };
 
-/// Causal self-attention with grouped queries: q_proj, k_proj, v_proj, o_proj, and q_norm, k_norm
-/// over each head where the family has them, and core_attention: causal_attention, or
-/// ring_attention; key and value heads are not expanded.
+/// Causal self-attention with grouped queries: q_proj, k_proj, v_proj, o_proj, q_norm and k_norm over each head if the
+/// family has them, and core_attention: causal_attention or ring_attention. Key and value heads are not expanded.
 class Attention : public torch::nn::Module {
  public:
   explicit Attention(const DecoderConfig& config);
@@ -58,12 +56,12 @@ class Attention : public torch::nn::Module {
   std::string class_name() const { return class_name_; }
 
  private:
-  /// Of what the projections gave, queries, keys and values [B, T, heads, head_dim], normed and turned.
+  /// Queries, keys and values [B, T, heads, head_dim] from the projections, after norm and rotary embedding.
   std::vector<at::Tensor> heads_of(const std::vector<at::Tensor>& projected, const RotaryTables& rotary) const;
 
   std::string class_name_;
   TensorParallelRanksPtr ranks_;
-  int64_t num_heads_;  // this rank's, as num_kv_heads_
+  int64_t num_heads_;  // of this rank, as num_kv_heads_
   int64_t num_kv_heads_;
   int64_t head_dim_;
   bool rotary_interleaved_;

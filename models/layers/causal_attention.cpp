@@ -17,14 +17,14 @@
 namespace megashard {
 namespace {
 
-/// Queries that a long window is cut into: their keys, a window more than they are, have the one mask.
+/// Queries per part of a long window; each part's keys, a window more than its queries, use the same mask.
 constexpr int64_t kMostQueries = 256;
 
 struct Heads {
   at::Tensor q, k, v;  ///< [B, T, heads, D]
 };
 
-/// Of queries of which the last has the last key; without `allowed` as many as keys, and causal.
+/// The last query has the last key. Without `allowed`: as many queries as keys, causal.
 at::Tensor attend(const Heads& x, const std::optional<at::Tensor>& allowed, const AttentionOptions& options) {
   const auto heads_first = [](const at::Tensor& each) { return each.transpose(1, 2); };
   return at::scaled_dot_product_attention(heads_first(x.q), heads_first(x.k), heads_first(x.v), allowed,
@@ -33,7 +33,7 @@ at::Tensor attend(const Heads& x, const std::optional<at::Tensor>& allowed, cons
       .transpose(1, 2);
 }
 
-/// Attention that sees a window, a part of the queries at a time.
+/// Sliding-window attention for one part of the queries at a time.
 class WindowedAttention {
  public:
   WindowedAttention(int64_t window, const AttentionOptions& options) : window_(window), options_(options) {}
@@ -55,7 +55,7 @@ class WindowedAttention {
   }
 
  private:
-  /// Of the keys of `parts` parts before that of the queries, and of that; none: the window holds these.
+  /// Mask for the keys of `parts` parts before the queries' part, and of that part; nullopt if the window contains all.
   std::optional<at::Tensor> allowed(int64_t queries, int64_t parts, const at::Tensor& like) {
     if (parts == 0) return std::nullopt;
     const int64_t most = before_ * part_, ahead = parts * part_;
@@ -68,7 +68,7 @@ class WindowedAttention {
 
   int64_t window_;
   int64_t part_ = std::min(window_, kMostQueries);
-  int64_t before_ = window_ == 0 ? 0 : (window_ - 1 + part_ - 1) / part_;  // parts with keys that a query may see
+  int64_t before_ = window_ == 0 ? 0 : (window_ - 1 + part_ - 1) / part_;  // number of earlier parts with visible keys
   const AttentionOptions& options_;
   at::Tensor allowed_;
 };
@@ -85,7 +85,7 @@ at::Tensor by_pieces(const Heads& x, const KeySpan& span, const AttentionOptions
   return at::cat(mixed, 1).view(x.q.sizes());
 }
 
-/// As torch.nn.attention.varlen.varlen_attn calls it.
+/// Calls flash attention as torch.nn.attention.varlen.varlen_attn does.
 at::Tensor by_flash(const Heads& x, const KeySpan& span, const AttentionOptions& options) {
   const int64_t width = x.q.size(3), missing = missing_channels(width);
   const auto rows = [&](const at::Tensor& each) {

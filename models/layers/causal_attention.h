@@ -13,10 +13,11 @@ struct AttentionOptions {
   std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(D)
 };
 
-/// Attention over the keys that `span` lets each query see, of sequences that are whole here. q [B, T, H, D], k and v
-/// [B, T, G, D], G a divisor of H -> [B, T, H, D]. On CPUs fused_attention(), on GPUs one call of LibTorch's flash
-/// attention where fp16 or bf16 allow it. Else, and with dropout, a document is a scaled_dot_product_attention of its
-/// own, and so is each part of one that is longer than the window: no mask is larger than such a part and its keys.
+/// Attention over the keys that each query sees according to `span`, for sequences that are not sharded. q [B, T, H,
+/// D], k and v [B, T, G, D], G a divisor of H -> [B, T, H, D]. Uses fused_attention() on CPUs, and one call of
+/// LibTorch's flash attention on GPUs for fp16 or bf16. Otherwise, and with dropout, calls scaled_dot_product_attention
+/// for each document, and for each part of a document longer than the window, so that masks are no larger than such a
+/// part and its keys.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span,
                             const AttentionOptions& options);
 

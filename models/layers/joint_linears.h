@@ -10,21 +10,21 @@
 
 namespace megashard {
 
-/// Whether a call of it is one of the layer's forward and nothing else: no hooks, such as a unit's or recompute's.
+/// True if no hooks, such as a unit's or recompute's, are installed.
 bool is_without_hooks(const Hooked<Linear>& layer);
-/// Whether besides forward is x W^T + b and nothing else: no adapters or fp8.
+/// True if additionally forward is only x W^T + b: no adapter, fp8, tied weight or reduction over ranks.
 bool is_plain(const Hooked<Linear>& layer);
 
-/// Layers that take the same input, such as q_proj, k_proj and v_proj: modules of their own for names, checkpoints,
-/// adapters and units, and one product where nothing is in the way.
+/// Layers with the same input, such as q_proj, k_proj and v_proj: separate modules for names, checkpoints, adapters and
+/// units, but computed as one product if possible.
 class JointLinears {
  public:
   JointLinears() = default;
-  /// Their weights will lie adjacent once their unit is gathered.
+  /// Declares the weights adjacent, so that their unit gathers them side by side.
   explicit JointLinears(std::vector<std::shared_ptr<Hooked<Linear>>> layers);
 
-  /// [..., in] -> [..., out] of each layer; of one product, columns of one tensor. Layers with hooks, adapters or fp8
-  /// run one after the other.
+  /// [..., in] -> [..., out] of each layer, as columns of one tensor after one product. Layers that are not plain, or
+  /// whose weights are not adjacent, run separately.
   std::vector<at::Tensor> forward(const at::Tensor& x) const;
   const std::vector<std::shared_ptr<Hooked<Linear>>>& layers() const { return layers_; }
 

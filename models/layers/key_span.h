@@ -10,24 +10,24 @@
 
 namespace megashard {
 
-/// Documents that stand one behind the other in the rows of a batch, and see nothing of each other.
+/// Packed documents in the rows of a batch; attention does not cross them.
 struct Documents {
-  std::vector<int64_t> lengths;  ///< of all rows one behind the other; each row begins a document
-  int64_t longest = 0;           ///< of the lengths
-  at::Tensor ends;               ///< elsewhere [documents + 1] int32: 0, then where each ends in all rows
-  at::Tensor begins;             ///< in a ring and on CPUs [B, T] int64: where a token's document begins in its row
+  std::vector<int64_t> lengths;  ///< of all rows, concatenated; each row starts a document
+  int64_t longest = 0;           ///< maximum of the lengths
+  at::Tensor ends;               ///< without ring on GPUs: [documents + 1] int32: 0, then the end of each in all rows
+  at::Tensor begins;             ///< with a ring and on CPUs: [B, T] int64, the start of a token's document in its row
 
-  /// From Batch::document_lengths, for `rows` rows of `length` tokens, of which a ring has parts; the host waits for
-  /// nothing. Null without lengths; throws where they are not those of the rows.
+  /// From Batch::document_lengths, for `rows` rows of `length` tokens, which a ring shards. Does not block the host.
+  /// Null without lengths; throws if they do not add up to the rows.
   static std::shared_ptr<const Documents> of(const at::Tensor& lengths, int64_t rows, int64_t length, bool in_ring,
                                              c10::Device device);
 };
 
-/// Which keys a layer's queries see: of those up to their own, the ones of their document within the window.
+/// Keys that a layer's queries see: up to their own, of their document, within the window.
 struct KeySpan {
-  SequenceShard sequence{};                      // where the rows of [B, T] are
-  std::shared_ptr<const Documents> documents{};  // null: each row is one
-  int64_t window = 0;                            // a query's own key and the window - 1 before it; 0: all
+  SequenceShard sequence{};                      // positions of the rows of [B, T]
+  std::shared_ptr<const Documents> documents{};  // null: one per row
+  int64_t window = 0;                            // number of keys including the query's own; 0: all
 };
 
 }  // namespace megashard

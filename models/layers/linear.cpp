@@ -18,7 +18,7 @@ namespace megashard {
 
 namespace {
 
-/// The draws of the whole weight, of which a rank keeps its piece along `dim`.
+/// Draws the whole weight and keeps this rank's shard along `dim`.
 void draw_piece(const at::Tensor& weight, int64_t dim, const TensorParallelRanks& ranks, double std,
                 const std::optional<at::Generator>& generator) {
   auto sizes = weight.sizes().vec();
@@ -89,7 +89,7 @@ void Linear::add_adapter(int64_t rank, double scale, double dropout) {
   lora_a_ = register_module("lora_A", std::make_shared<Hooked<Linear>>(Options{.in = in, .out = rank}));
   lora_b_ = register_module("lora_B", std::make_shared<Hooked<Linear>>(Options{.in = rank, .out = weight.size(0)}));
   const at::NoGradGuard no_grad;
-  const double bound = 1 / std::sqrt(static_cast<double>(in));  // Kaiming's, a = sqrt(5)
+  const double bound = 1 / std::sqrt(static_cast<double>(in));  // Kaiming's bound with a = sqrt(5)
   lora_a_->weight.uniform_(-bound, bound);
   lora_b_->weight.zero_();
 }
@@ -120,7 +120,7 @@ void Embedding::declare_cut(const DeviceMeshPtr& mesh) {
 
 at::Tensor Embedding::forward(const at::Tensor& indices) {
   TORCH_CHECK(indices.scalar_type() == at::kLong, "embedding indices must be int64, got ", indices.scalar_type());
-  if (indices.device().is_cpu()) {  // on a GPU the check would stall the stream; the kernel asserts there
+  if (indices.device().is_cpu()) {  // a check would block the host on a GPU; the kernel asserts instead
     const auto flat = indices.contiguous();
     const auto* index = flat.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < flat.numel(); ++i) {

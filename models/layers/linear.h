@@ -15,42 +15,42 @@
 
 namespace megashard {
 
-/// y = x W^T + b. Unlike torch::nn::Linear it starts without values: init_weights() or a checkpoint
-/// gives them, and a start does not pay for random numbers that nobody reads. A layer that is cut
-/// starts with its piece of what the whole one starts with.
+/// y = x W^T + b. Unlike torch::nn::Linear it is created without values, which init_weights() or a checkpoint provides,
+/// so that no unused random numbers are drawn. A sharded layer is initialised with its shard of the whole layer's
+/// values.
 class Linear : public torch::nn::Module, public SelfInitializing {
  public:
-  /// How the weight is cut over tensor-parallel ranks.
+  /// Sharding of the weight over tensor parallel ranks.
   enum class Cut {
     kNone,
-    kOutputs,  ///< Megatron's ColumnParallelLinear: x is whole, y this rank's piece
-    kInputs,   ///< RowParallelLinear: x is this rank's piece, y hidden states (TensorParallelRanks::leave)
-    kInputsOfSums,  ///< the same, but y is this rank's part of the sums; without a bias
+    kOutputs,  ///< Megatron's ColumnParallelLinear: whole x, sharded y
+    kInputs,   ///< RowParallelLinear: sharded x, y is hidden states (TensorParallelRanks::leave)
+    kInputsOfSums,  ///< as kInputs, but y is this rank's partial sum; no bias
   };
   struct Options {
-    int64_t in = 0;   ///< of the whole layer, as out
+    int64_t in = 0;   ///< of the whole layer, like out
     int64_t out = 0;
     bool bias = false;
-    double init_scale = 1;  ///< on the std of the initialisation
-    bool tied = false;      ///< the weight is another module's, too
+    double init_scale = 1;  ///< factor of the initialisation's std
+    bool tied = false;      ///< the weight is shared with another module
     Cut cut = Cut::kNone;
     TensorParallelRanksPtr ranks{};  ///< with a cut
   };
   explicit Linear(const Options& options);
 
   at::Tensor forward(const at::Tensor& x);  // [..., in] -> [..., out]
-  /// forward(swiglu(gate, up)), whose input is not kept (swiglu_linear) where neither adapter nor fp8 needs it.
+  /// forward(swiglu(gate, up)) without saving its input (swiglu_linear), unless an adapter or fp8 needs it.
   at::Tensor forward_of_swiglu(const at::Tensor& gate, const at::Tensor& up);
-  /// Of a language model's head: what vocab_parallel_cross_entropy makes of forward(x), x [..., in] and labels [...],
-  /// without all logits at a time where neither adapter, bias nor fp8 needs them. loss_weights: linear_cross_entropy's.
+  /// LM head: vocab_parallel_cross_entropy of forward(x), x [..., in] and labels [...], without materialising all
+  /// logits unless an adapter, bias or fp8 needs them. loss_weights: see linear_cross_entropy.
   at::Tensor token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights);
-  /// set_tensor_parallel of what is cut.
+  /// Calls set_tensor_parallel for the sharded parameters.
   void declare_cut(const DeviceMeshPtr& mesh);
 
-  /// Low-rank adapters: y + scale * lora_B(lora_A(dropout(x))), with lora_A [rank, in] as torch
-  /// starts a linear layer and lora_B [out, rank] zero (PEFT's LoraLayer).
+  /// Adds a low-rank adapter: y + scale * lora_B(lora_A(dropout(x))), with lora_A [rank, in] initialised as torch's
+  /// linear layers and lora_B [out, rank] zero (PEFT's LoraLayer).
   void add_adapter(int64_t rank, double scale, double dropout);
-  /// Whether forward(x) is x W^T + b and nothing else.
+  /// True if forward(x) is only x W^T + b.
   bool is_plain() const { return !has_adapter() && !float8_ && !tied_ && cut_ != Cut::kInputs; }
   bool has_adapter() const { return lora_a_ != nullptr; }
   double adapter_scale() const { return adapter_scale_; }
@@ -65,7 +65,7 @@ class Linear : public torch::nn::Module, public SelfInitializing {
 
  private:
   at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const;
-  /// What becomes of a cut layer's product without its bias.
+  /// Reduces a sharded layer's product without its bias.
   at::Tensor sum_over_ranks(const at::Tensor& partial) const;
   bool cuts_inputs() const { return cut_ == Cut::kInputs || cut_ == Cut::kInputsOfSums; }
 
@@ -78,15 +78,15 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   std::shared_ptr<Hooked<Linear>> lora_a_, lora_b_;
 };
 
-/// Rows of a table; starts without values, as Linear. A padding row gets no gradient and starts at
-/// zero. With tensor-parallel ranks each has a piece of the rows (Megatron's VocabParallelEmbedding).
+/// Embedding table; created without values, as Linear. A padding row gets no gradient and is initialised with zeros.
+/// With tensor parallel ranks each has a shard of the rows (Megatron's VocabParallelEmbedding).
 class Embedding : public torch::nn::Module, public SelfInitializing {
  public:
   Embedding(int64_t rows, int64_t width, std::optional<int64_t> padding_index = std::nullopt,
             TensorParallelRanksPtr ranks = {});
 
-  /// indices [...] int64 -> [..., width]; with ranks [B, T] -> hidden states (TensorParallelRanks::leave).
-  /// On a CPU, an index outside the table is an error that names it.
+  /// indices [...] int64 -> [..., width]; with ranks [B, T] -> hidden states (TensorParallelRanks::leave). On a CPU,
+  /// throws an error that names an index outside the table.
   at::Tensor forward(const at::Tensor& indices);
   void declare_cut(const DeviceMeshPtr& mesh);
   void init_own_weights(const WeightInit& init) override;
@@ -96,9 +96,9 @@ class Embedding : public torch::nn::Module, public SelfInitializing {
 
  private:
   int64_t rows_;
-  int64_t first_row_ = 0;                // of this rank's
-  std::optional<int64_t> padding_index_;  // among these
-  TensorParallelRanksPtr ranks_;          // or null
+  int64_t first_row_ = 0;                // of this rank
+  std::optional<int64_t> padding_index_;  // within this rank's rows
+  TensorParallelRanksPtr ranks_;          // may be null
 };
 
 }  // namespace megashard

@@ -52,10 +52,10 @@ Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size, Linear::Cut cut
 }
 
 at::Tensor Mlp::forward(const at::Tensor& own) {
-  if (ranks_ == nullptr) return of_rows(own);  // an expert's rows are few already, and no sequence
+  if (ranks_ == nullptr) return of_rows(own);  // an expert's rows are few and not a sequence
   const auto hidden = ranks_->enter(own);
   if (tiles_ == 1) return of_rows(hidden);
-  auto self = shared_from_this();  // a graph may outlive the model
+  auto self = shared_from_this();  // the graph may outlive the model
   const auto body = [this, self = std::move(self)](const at::Tensor& rows) { return of_rows(rows); };
   return tiled_rows(body, hidden, parameters(), tiles_);
 }

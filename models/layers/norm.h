@@ -11,17 +11,17 @@
 
 namespace megashard {
 
-/// What a norm is given: hidden states, of which a rank may have its rows, or its own heads.
+/// Input of a norm: hidden states, possibly sharded by sequence parallelism, or this rank's heads.
 enum class NormInput { kHidden, kHeads };
 
 /// RMSNorm, or LayerNorm with a bias, over the last dimension. Zero-centred (Gemma3RMSNorm, Megatron's
-/// --apply-layernorm-1p): factors are 1 + weight, in fp32 up to the result.
+/// --apply-layernorm-1p): multiplies by 1 + weight, in fp32 until the result.
 class Norm : public torch::nn::Module, public SelfInitializing {
  public:
   Norm(const DecoderConfig& config, int64_t width, NormInput input = NormInput::kHidden);
 
   at::Tensor forward(const at::Tensor& x);
-  /// residual + branch, and forward() of it.
+  /// residual + branch, and forward() of the sum.
   NormedSum forward_sum(const at::Tensor& residual, const at::Tensor& branch);
   /// rotate() of forward(), for heads.
   at::Tensor forward_rotated(const at::Tensor& heads, const at::Tensor& cos, const at::Tensor& sin);
@@ -32,7 +32,7 @@ class Norm : public torch::nn::Module, public SelfInitializing {
   at::Tensor bias;    // [width], LayerNorm only
 
  private:
-  /// What backward gives it is the sum over the ranks, where they see different rows or heads.
+  /// Sums the parameter's gradient over ranks if they have different rows or heads.
   at::Tensor shared(const at::Tensor& parameter) const;
 
   std::string class_name_;

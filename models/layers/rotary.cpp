@@ -33,7 +33,7 @@ at::Tensor divided_by_pair(const at::Tensor& plain, const std::vector<double>& f
   return plain / at::tensor(factors, at::TensorOptions().dtype(at::kFloat));
 }
 
-/// Long waves are stretched by the factor, short ones kept, those between blended.
+/// Long wavelengths are stretched by the factor, short ones kept, those between interpolated.
 at::Tensor llama3_frequencies(const RotaryConfig& config, const at::Tensor& plain) {
   const auto wave = (2 * std::numbers::pi) / plain;
   const double longest_kept = config.original_max_positions / config.high_freq_factor;
@@ -46,8 +46,8 @@ at::Tensor llama3_frequencies(const RotaryConfig& config, const at::Tensor& plai
   return at::where(between, blended, stretched);
 }
 
-/// As Llama 3's by another measure: pairs up to the one that turns beta_fast times in the original positions are
-/// kept, those from the one that turns beta_slow times on stretched.
+/// As Llama 3's by another criterion: pairs up to the one with beta_fast turns in the original positions are kept,
+/// those from the one with beta_slow turns on are stretched.
 at::Tensor yarn_frequencies(const RotaryConfig& config, const at::Tensor& plain, int64_t rotary_dim) {
   const auto channels = static_cast<double>(rotary_dim);
   const auto pair_of = [&](double turns) {
@@ -149,7 +149,7 @@ RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, const at::Tens
 
 RotaryTables RotaryEmbedding::forward(const at::Tensor& hidden, const at::Tensor& position_ids, int64_t length,
                                       const at::Tensor& end) {
-  const c10::InferenceMode no_inference(false);  // tables outlive this call, and a training step may use them
+  const c10::InferenceMode no_inference(false);  // tables are cached, and a training step may use them
   const at::NoGradGuard no_grad;
   const auto longs = hidden.options().dtype(at::kLong);
   const auto behind_last = [&] {

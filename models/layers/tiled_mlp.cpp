@@ -30,7 +30,7 @@ void for_each_piece(int64_t rows, int64_t pieces, const F& work) {
 /// Inputs: x, then the parameters.
 class TiledRowsNode final : public torch::autograd::Node {
  public:
-  /// `states`: of each piece, before it ran.
+  /// `states`: one per piece, from before it ran.
   TiledRowsNode(torch::autograd::edge_list next, RowsBody body, const at::Tensor& x, std::vector<at::Tensor> parameters,
                 int64_t pieces, std::vector<CallState> states)
       : Node(std::move(next)),
@@ -63,7 +63,7 @@ class TiledRowsNode final : public torch::autograd::Node {
  private:
   void add_piece(variable_list& results, const at::Tensor& x, const at::Tensor& gradient, int64_t begin,
                  const CallState& state) const {
-    const CallState::Replayed replayed(state);  // with gradients
+    const CallState::Replayed replayed(state);  // with grad mode on
     variable_list inputs{x.detach().requires_grad_()};
     inputs.insert(inputs.end(), parameters_.begin(), parameters_.end());
     const auto of_piece = torch::autograd::grad({body_(inputs[0])}, inputs, {gradient}, /*retain_graph=*/false,
@@ -82,12 +82,12 @@ class TiledRowsNode final : public torch::autograd::Node {
 
   RowsBody body_;
   torch::autograd::SavedVariable x_;
-  std::vector<at::Tensor> parameters_;  // leaves, which outlive the graph
+  std::vector<at::Tensor> parameters_;  // leaves; they outlive the graph
   int64_t pieces_;
   std::vector<CallState> states_;
 };
 
-/// `states` gets one for each piece; null: none is needed.
+/// Adds one of `states` per piece; null: not needed.
 at::Tensor forward_by_pieces(const RowsBody& body, const at::Tensor& x, int64_t pieces,
                              std::vector<CallState>* states) {
   const at::NoGradGuard no_grad;

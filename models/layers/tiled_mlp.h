@@ -8,11 +8,10 @@
 
 namespace megashard {
 
-/// body(x) for x [B, T, C] in pieces of T, of which one's activations exist at a time (TiledMLP of
-/// ROLL and DeepSpeed): nothing but x is kept for backward, which computes each piece again.
-/// `body` maps each row by itself, with the same numbers from the default generators both times;
-/// `parameters`: all that it reads, whose gradients are summed over the pieces and handed over
-/// once. At most T pieces; one is body(x) itself. No second derivative.
+/// body(x) for x [B, T, C] in pieces along T, with one piece's activations in memory at a time (TiledMLP of ROLL and
+/// DeepSpeed): saves only x for backward, which recomputes each piece. `body` maps each row independently and gets the
+/// same random numbers from the default generators both times. `parameters` are all that it reads; their gradients are
+/// summed over the pieces and returned once. At most T pieces; one piece is body(x) itself. No second derivative.
 at::Tensor tiled_rows(const std::function<at::Tensor(const at::Tensor&)>& body, const at::Tensor& x,
                       const std::vector<at::Tensor>& parameters, int64_t pieces);
 
