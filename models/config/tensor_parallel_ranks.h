@@ -35,7 +35,7 @@ class TensorParallelRanks {
   at::Tensor whole_sequence(const at::Tensor& hidden) const;
   at::Tensor own_rows(const at::Tensor& whole) const;
 
-  /// Partial sums [N, C] of each rank -> their sum; all-reduces in forward and backward.
+  /// Partial sums [N, C] of each rank -> their sum: all-reduce in forward, identity in backward.
   at::Tensor sum(const at::Tensor& partial) const;
   /// Identity in forward, all-reduce in backward (a replicated input).
   at::Tensor with_summed_gradient(const at::Tensor& shared) const;
