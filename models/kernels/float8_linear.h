@@ -17,7 +17,8 @@ struct Float8Options {
 /// y = x W^T + b with the factors of all three products (y, and in backward the gradients of x and W) rounded to fp8 in
 /// each call, with sums in fp32. x [..., in], W [out, in], b [out] or undefined; y has the dtype of x. An infinity
 /// makes all numbers with its scale NaN. Saves x and W for backward. With kTensorwise GPUs use at::_scaled_mm if sizes
-/// are multiples of 16; otherwise the rounded numbers are multiplied in the dtype of x, which represents them exactly.
+/// are multiples of 16; otherwise the rounded numbers are multiplied in bf16 (on GPUs, for bf16) or fp32, which
+/// represent them exactly.
 at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const Float8Options& options);
 
