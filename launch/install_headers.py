@@ -5,7 +5,7 @@ import pathlib
 import re
 
 ROOMS = ("parallel", "checkpoint", "framework", "models")
-PRIVATE = ("detail", "sim", "cuda", "gpu")  # folders of headers that no other header includes
+PRIVATE = ("detail", "sim", "cuda", "gpu")  # folders of private headers, which no other header includes
 
 source = pathlib.Path(os.environ["MESON_SOURCE_ROOT"])
 target = pathlib.Path(os.environ["MESON_INSTALL_DESTDIR_PREFIX"]) / "include" / "megashard"

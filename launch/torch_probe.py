@@ -49,7 +49,7 @@ def find_cuda_includes(root):
         folder = next((folder for folder in folders if (folder / header).exists()), None)
         if folder is None:
             return []
-        if folder not in found and folder != pathlib.Path("/usr/include"):  # g++ looks there anyway
+        if folder not in found and folder != pathlib.Path("/usr/include"):  # g++ searches there by default
             found.append(folder)
     return [str(folder) for folder in found]
 
