@@ -17,9 +17,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 
-TOLERANCE = 1e-4  # of the first loss
+TOLERANCE = 1e-4  # maximum difference of the first loss
 LARGEST_FIRST_LOSS = 4.5  # a pretrained model on plain text; more means wrong weights or wrong tokens
-LEAST_PROGRESS = 0.1  # mean of the first ten steps less that of the last ten
+LEAST_PROGRESS = 0.1  # mean of the first ten steps minus that of the last ten
 TOKEN_TYPES = {1: np.uint8, 4: np.int32, 5: np.int64, 8: np.uint16}
 
 
