@@ -4,11 +4,11 @@ import re
 
 from preprocess_input import RecordError
 
-# How it is told, beside those of conversation_forms.py.
+# Further kinds of reports, besides those of conversation_forms.py.
 DROPPED = "the chat template does not write"
 ANSWERS = "--training-form: answers differ from how the chat template repeats them later"
-QUIET = {"role", "content", "tool_call_id"}  # nobody expects that id in a text
-MARK = "\u2042megashard\u2042"  # stands in a message to be found in the text
+QUIET = {"role", "content", "tool_call_id"}  # an id is not expected in the text
+MARK = "\u2042megashard\u2042"  # put into a message to locate it in the text
 
 
 class ChatText:
@@ -26,7 +26,7 @@ class ChatText:
             return self.tokenizer.apply_chat_template(conversation.messages[:end], tools=conversation.tools,
                                                       add_generation_prompt=generate, **conversation.variables,
                                                       **more or {"tokenize": False})
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates raise any exception
             raise RecordError(
                 f"{where}: the chat template refuses the messages: {error}; correct or delete the record") from None
 
@@ -96,7 +96,7 @@ class ChatText:
 
     def between(self, where, conversation, last, i):
         """What the template writes from the end of answer `last` to the beginning of answer i."""
-        said = conversation.messages[last].get("content")  # what follows its end, follows the answer
+        said = conversation.messages[last].get("content")  # text after its end follows the answer
         said = [*said, {"type": "text", "text": MARK}] if isinstance(said, list) else (said or "") + MARK
         marked = conversation._replace(messages=[*conversation.messages[:last],
                                                  {**conversation.messages[last], "content": said},
@@ -135,7 +135,7 @@ class ChatText:
             def cut(some):
                 return [{name: value for name, value in message.items() if name != key} if i in some else message
                         for i, message in enumerate(messages)]
-            one_by_one = len(of) > 1 and not self.training_form  # which writes all answers alike
+            one_by_one = len(of) > 1 and not self.training_form  # the training form writes all answers alike
             lost = of if without(cut(of)) else [i for i in of if one_by_one and without(cut({i}))]
             told += [(DROPPED, repr(key), "message")] * len(lost)
         for i in self.unwritten(where, conversation):
@@ -151,6 +151,6 @@ class ChatText:
                   for i, message in enumerate(conversation.messages)]
         try:
             text = self.render(where, conversation._replace(messages=marked))
-        except RecordError:  # it looks into the texts
+        except RecordError:  # the template inspects the texts
             return said
         return [i for i in said if f"{MARK}{i}{MARK}" not in text]

@@ -17,7 +17,7 @@ from preprocess_input import RecordError
 from tool_calls import call_of_text, given_calls, given_tools
 
 FORMS = {"messages": "messages", "sharegpt": "conversations", "alpaca": "instruction",
-         "completion": "completion"}  # the key that tells
+         "completion": "completion"}  # key that identifies each form
 OTHER_KEYS = {"messages": (), "sharegpt": (), "alpaca": ("input", "output", "history"), "completion": ("prompt",)}
 COMMON_KEYS = ("system", "tools", "functions", "chat_template_kwargs")
 ROLES = {"system": "system", "developer": "developer", "user": "user", "human": "user", "assistant": "assistant",
@@ -26,16 +26,16 @@ ROLES = {"system": "system", "developer": "developer", "user": "user", "human": 
 PICTURES = ("image", "images", "video", "videos", "audio", "audios")
 PREFERENCES = ("chosen", "rejected", "kto_tag")
 
-# Of what a record has and its tokens do not show: how it is told, of what, and what is counted.
+# Kinds of reports about parts of a record that are missing in its tokens.
 UNREAD = "nobody reads these keys"
 SYSTEM_TURN = "a system turn is taken instead of the record's own"
 
 
 class Conversation(NamedTuple):
     messages: list
-    learnt: list  # of each message
+    learnt: list  # one per message
     tools: list = None
-    variables: dict = {}  # of the chat template
+    variables: dict = {}  # for the chat template
     told: tuple = ()  # (how, what, of what)
 
 

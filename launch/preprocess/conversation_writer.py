@@ -11,7 +11,7 @@ from typing import NamedTuple
 class Pictures(NamedTuple):
     grids: list = []
     pixels: bytes = b""
-    width: int = 0  # values of a patch
+    width: int = 0  # values per patch
 
 
 class Sample(NamedTuple):
@@ -19,8 +19,8 @@ class Sample(NamedTuple):
     mask: bytes
     images: Pictures = Pictures()
     videos: Pictures = Pictures()
-    seconds: list = []  # per step of the grid, of each video
-    told: list = []  # what the record has and the sample has not, of conversation_forms.py's kinds
+    seconds: list = []  # per step of the grid, for each video
+    told: list = []  # reports (conversation_forms.py) about parts of the record that the sample lacks
 
 
 class PictureWriter:
@@ -68,7 +68,7 @@ class Writer:
         kinds = [("image", "pixel_values", self.images)]
         if self.videos.count:
             kinds.append(("video", "pixel_values_videos", self.videos))
-        arrays = [("sample_ends", "I64", [len(self.sample_ends)], self.sample_ends)]  # widest first: all are aligned
+        arrays = [("sample_ends", "I64", [len(self.sample_ends)], self.sample_ends)]  # widest first: aligned
         arrays += [(f"{kind}_ends", "I64", [len(of.ends)], of.ends) for kind, _, of in kinds]
         arrays += [(f"{kind}_grid_thw", "I64", [of.count, 3], of.grids) for kind, _, of in kinds]
         arrays += [(name, "F32", [of.patches, of.width], of) for _, name, of in kinds]

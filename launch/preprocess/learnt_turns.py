@@ -9,7 +9,7 @@
 from preprocess_input import RecordError
 
 MARKS = ("weight", "loss_weight", "train", "training", "loss")
-PARTS = ("train_detail", "training_detail")  # axolotl's, of parts of an answer
+PARTS = ("train_detail", "training_detail")  # axolotl's keys for parts of an answer
 
 
 def without_marks(turn):
@@ -29,7 +29,7 @@ def is_learnt(where, turn, role):
     if len({bool(value) for value in said.values()}) > 1:
         raise RecordError(f"{where}: {' and '.join(map(repr, said))} of a turn contradict each other; delete one")
     if role != "assistant":
-        asked = [key for key, value in said.items() if value and key != "weight"]  # 1 is that key's usual value
+        asked = [key for key, value in said.items() if value and key != "weight"]  # 1 is the default of weight
         if asked:
             raise RecordError(f"{where}: {asked[0]!r} asks to learn a turn of the {role}; only answers are learnt: "
                               "delete it")

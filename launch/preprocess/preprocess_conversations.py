@@ -30,7 +30,7 @@ from preprocess_input import (BadRecords, FlagError, InputError, Progress, Recor
 from turn_templates import Turns
 
 NOTHING = "nothing is learnt of"
-MOST_TOLD = 20  # kinds of a line
+MOST_TOLD = 20  # kinds reported per line
 PART_KEYS = {"text": ("type", "text"), "image": ("type", "image"), "video": ("type", "video", "sample_fps")}
 
 
@@ -187,7 +187,7 @@ def form_and_jobs(arguments, jobs):
     raise InputError("the input holds no conversation; check --input")
 
 
-# What a set's tokens and pixels follow from, besides the files themselves (--skip-bad-records changes none of them).
+# Settings that determine a set's tokens and pixels, besides the files (--skip-bad-records does not change them).
 RECORDED = ("conversation_form", "template", "columns", "cutoff_length", "image_max_pixels", "image_min_pixels",
             "video_fps", "video_num_frames", "max_length", "max_samples", "mask_history", "training_form",
             "learn_questions", "strip_text")
@@ -219,7 +219,7 @@ def preprocess(arguments):
     form, jobs = form_and_jobs(arguments, jobs_of(arguments))
     encoder = (arguments, form)
     if arguments.workers > 1:
-        Encoder(*encoder)  # its errors here, not in a worker
+        Encoder(*encoder)  # raises its errors here instead of in a worker
     writer = Writer(arguments.output_prefix, recorded_flags(arguments), input_files(arguments.input))
     progress, left_out = Progress(arguments.log_interval), 0
     try:

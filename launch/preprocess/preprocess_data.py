@@ -18,7 +18,7 @@ from preprocess_input import (BadRecords, FlagError, InputError, Progress, Recor
                               lines_of, model_folder, records_of, whole_text)
 
 DTYPE_CODES = {"H": 8, "i": 4}  # array type codes of uint16 and int32 -> the codes in an .idx file
-CHUNK_DOCUMENTS = 64  # documents that a worker takes at a time
+CHUNK_DOCUMENTS = 64  # documents per task of a worker
 CONVERSATION_KEYS = set(FORMS.values())
 
 
@@ -43,11 +43,11 @@ def load_tokenizer(file):
                          "that launch/setup made") from None
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the package raises Exception itself
+    except Exception as error:  # the package raises plain Exception
         raise InputError(f"{file} is not a tokenizer that the package tokenizers reads: {error}; give the "
                          f"tokenizer.json of a "
                          "Hugging Face model") from None
-    # Whole documents go into the files: a length limit for a model's input has no place here.
+    # Files contain whole documents, so the limit of a model's input length does not apply.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -30,7 +30,7 @@ class RecordError(InputError):
     """One record is wrong; others may be right."""
 
 
-FIRST_PLACES = 3  # of what was left out
+FIRST_PLACES = 3  # places of skipped records that are listed
 
 
 class BadRecords:
@@ -216,13 +216,13 @@ def in_workers(count, encoder, arguments, jobs):
     if count == 1:
         yield from map(encoder(*arguments).encode, jobs)
         return
-    children = multiprocessing.get_context("fork")  # of this process, which leave_with relies on
+    children = multiprocessing.get_context("fork")  # leave_with relies on children of this process
     pool = ProcessPoolExecutor(count, children, start_worker, (os.getpid(), encoder, arguments))
     waiting = collections.deque()
     try:
         for job in jobs:
             waiting.append(pool.submit(encode_in_worker, job))
-            if len(waiting) > 8 * count:  # what is read ahead and not yet written stays in memory
+            if len(waiting) > 8 * count:  # bounds the records that are read but not written
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

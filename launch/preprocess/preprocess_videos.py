@@ -32,9 +32,9 @@ PROCESSORS = {"qwen2_vl": "Qwen2VLVideoProcessor", "qwen2_5_vl": "Qwen2VLVideoPr
 
 
 class Patches(NamedTuple):
-    grid: tuple  # in time, rows, columns
+    grid: tuple  # (time, rows, columns)
     pixels: numpy.ndarray  # [patches, channels * frames * rows * columns] float32
-    times: list  # of each step of the grid, in seconds
+    times: list  # one per step of the grid, in seconds
     seconds_per_grid: float
 
 
@@ -143,11 +143,11 @@ class VideoProcessor:
         of = self.parameters
         factor, step = of["patch_size"] * of["merge_size"], of["temporal_patch_size"]
         least, most = of["size"]["shortest_edge"], of["size"]["longest_edge"]
-        if self.is_qwen2:  # limits of a frame
+        if self.is_qwen2:  # limits per frame
             if of["cap_pixels_per_frame"]:
                 most = max(min(most, int(of["max_video_tokens"] * factor**2 * 0.9) * step // frames), int(least * 1.05))
             frames = even = 1
-        else:  # limits of all frames
+        else:  # limits for all frames together
             if frames < step:
                 raise ValueError(f"has too few frames: {frames}; the model needs {step}")
             if of["cap_pixels_per_frame"]:
@@ -244,7 +244,7 @@ class VideoFile:
                              f"again") from None
 
     def frames(self, numbers):
-        times = numpy.bincount(numbers)  # a frame may be taken more than once
+        times = numpy.bincount(numbers)  # a frame may be sampled several times
         with self.opened() as container:
             for number, frame in enumerate(self.decoded(container)):
                 if number >= len(times):

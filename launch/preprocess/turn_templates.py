@@ -21,13 +21,13 @@ LEAST_SIDE, LONGEST, CUT_TO = 28, 200, 180  # pixels of a side; sides of an imag
 
 
 class Template(NamedTuple):
-    system: str  # where a record has none
-    resample: int  # Pillow's number of the filter that brings a picture between the limits of its pixels
+    system: str  # default for records without one
+    resample: int  # Pillow's filter for resizing a picture to its pixel limits
 
 
 TEMPLATES = {"qwen2vl": Template("You are a helpful assistant.", 0), "qwen3_vl_nothink": Template("", 3)}
 COLUMNS = {"messages": "conversations", "images": "", "system": "", "role": "from", "content": "value", "user": "human",
-           "assistant": "gpt", "system_role": "system"}  # LLaMA-Factory's
+           "assistant": "gpt", "system_role": "system"}  # LLaMA-Factory's defaults
 
 
 def columns_of(words):
