@@ -98,7 +98,7 @@ class NameSearch {
     return best == nullptr ? std::nullopt : std::optional(*best);
   }
 
-  /// True if the weights have no prefix; for an unknown model.
+  /// True if the weights have no prefix; used if too few known names are found.
   static bool are_at_the_top(const std::vector<DcpEntry>& entries) {
     const auto is_weight_at_top = [](const DcpEntry& entry) {
       return entry.tensor() != nullptr && entry.path.size() == 1 && !is_optimizer_key(entry.key) &&
@@ -194,7 +194,8 @@ class Renaming {
   std::unordered_map<std::string, const std::vector<int64_t>*> sizes_;  // key -> sizes
 };
 
-/// Throws for several groups: numbers count through all groups, which need not be the order of the model.
+/// Throws for numbered state of several groups: numbers count through all groups, which need not be the order of the
+/// model.
 void check_groups(const DcpMetadata& metadata, const StepNames& names) {
   const auto second = names.optimizer + kParamGroupsKey + ".1.";
   const auto first_number = names.optimizer + std::string(kState) + "0.";

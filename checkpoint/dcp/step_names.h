@@ -29,8 +29,9 @@ struct ModelNames {
 };
 
 /// Renames the tensors of a torch_dcp step, and other entries of the optimizer, to the keys of state_dict_keys.h. Uses
-/// the prefix under which most of the model's weights are found. If the model is unknown: no prefix if the weights are
-/// at the top of the nested state dict. Throws if state is numbered and cannot be assigned to parameters.
+/// the prefix under which most of the model's weights are found, if these are at least half of them; otherwise none if
+/// the weights are at the top of the nested state dict. Throws if state is numbered and cannot be assigned to
+/// parameters.
 StepNames take_own_names(DcpMetadata& metadata, const ModelNames& model);
 
 /// Inverse, for writing: "model.<weight>" becomes "<weight>". Throws if that key exists already.
