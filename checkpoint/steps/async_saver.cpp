@@ -87,7 +87,7 @@ AsyncSaver::AsyncSaver(const ProcessGroupPtr& training, AsyncSaverOptions option
 AsyncSaver::~AsyncSaver() {
   try {
     wait();
-  } catch (const std::exception&) {  // reported by an earlier wait(), if anybody called it
+  } catch (const std::exception&) {  // callers that need the error have called wait()
   }
 }
 

@@ -16,9 +16,9 @@ namespace megashard {
 class ShardSnapshot {
  public:
   /// Returns the tensors with `local` on the CPU, contiguous; valid until the next take(). CPU shards are copied on
-  /// return, by ATen's threads. GPU shards are copied on a separate stream after the work queued on the current stream;
-  /// the host is not blocked. Later work on the current stream may read the shards; call before_changes() before it
-  /// changes them. wait() blocks until the copies are complete.
+  /// return, by as many threads as ATen has. GPU shards are copied on a separate stream after the work queued on the
+  /// current stream; the host is not blocked. Later work on the current stream may read the shards; call
+  /// before_changes() before it changes them. wait() blocks until the copies are complete.
   ShardedTensors take(const ShardedTensors& tensors);
   /// Makes the current stream wait for the copies. Does not block the host.
   void before_changes() const;
