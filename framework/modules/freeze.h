@@ -9,8 +9,8 @@
 namespace megashard {
 
 /// Turns requires_grad off for parameters whose fully qualified name begins with one of the prefixes (ROLL's
-/// freeze_module_prefix) and returns their number of elements. Call it before fully_shard. Throws UsageError for a
-/// prefix without matches, and if nothing is left to train.
+/// freeze_module_prefix) and returns the number of elements that it froze. Call it before fully_shard. Throws
+/// UsageError for a prefix without matches, and if nothing is left to train.
 int64_t freeze_parameters(torch::nn::Module& model, const std::vector<std::string>& prefixes);
 
 /// As freeze_parameters, for modules whose paths match the patterns of MindSpeed's native route ("model.layers.{0-3}";

@@ -19,7 +19,7 @@ struct KeyNote;
 struct WrapPolicy {
   /// Class names of layers; unset: the model's default. Of nested matches the inner ones are used.
   std::optional<std::vector<std::string>> layer_classes;
-  bool embeddings = false;  ///< warns if an embedding cannot be wrapped because it is tied
+  bool embeddings = false;  ///< reports an embedding that stays in the root because it is tied
   bool lm_output = false;   ///< wraps lm_head or output_layer, unless tied
   /// Classes of experts ("Qwen3MoeMLP"), or of the container of a block's experts ("Qwen3MoeExperts"), to wrap as
   /// groups inside their layers.

@@ -70,8 +70,8 @@ class FSDP2Mixin {
   /// Enables activation offload for the file's offload_modules and for the flags'. Call it after recompute, which it
   /// encloses.
   void set_activation_offload();
-  /// Calls fully_shard for the file's sub_modules_to_wrap, or if it has none for default_modules_to_wrap(), then for
-  /// the model itself. An override may leave the latter to _fully_shard.
+  /// Calls fully_shard for the groups of the file's wrap_policy, else for its sub_modules_to_wrap, else for
+  /// default_modules_to_wrap(); then for the model itself. An override may leave the latter to _fully_shard.
   virtual void set_fullyshard_modules_to_wrap();
   /// Calls fully_shard for each match, children before parents.
   void shard_matching(const std::vector<std::string>& patterns);
