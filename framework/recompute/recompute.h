@@ -32,8 +32,8 @@ struct RecomputeOptions {
 /// Makes `module` keep only its inputs between forward and backward and recompute the rest in backward
 /// (torch.utils.checkpoint). Results are bit-equal. Runs inside the hooks of fully_shard on the same module. Modules
 /// may nest, run several times before backward, and keep their graph for a second backward. The second run uses
-/// autocast and other thread state of the first. Throws if the module has recompute already, and for operators that do
-/// not exist or whose outputs cannot be kept.
+/// autocast and other thread state of the first. Throws if the module already has recompute or activation offload, for
+/// operators that do not exist or whose outputs cannot be kept, and for save_outputs_of with use_reentrant.
 void recompute(HookedModule& module, const RecomputeOptions& options);
 
 }  // namespace megashard
