@@ -4,15 +4,15 @@
 
 namespace megashard {
 
-/// Declares weights [out_i, in] that one input is multiplied by, to be called before fully_shard: while their unit is
-/// unsharded they lie one after the other in memory, so that one product can take them as one matrix. They stay
-/// parameters of their own, each with its name, shard and gradient. Those that follow each other in the list lie so as
-/// far as they are of one unit, dtype and mesh and the bytes of all but the last are multiples of 64; none does where
-/// one rank holds all rows and nothing is gathered. Of two lists that name a weight the later one counts.
+/// Declares weights [out_i, in] that are multiplied by the same input. Call before fully_shard: while their unit is
+/// unsharded, the weights are adjacent in memory, so that one product can use them as one matrix. Each stays a
+/// parameter with its own name, shard and gradient. Neighbours of the list are adjacent if they share unit, dtype and
+/// mesh and the bytes of each but the last are a multiple of 64; no weight is if one rank holds all rows, as nothing is
+/// gathered then. A later list that names the same weight replaces the earlier one.
 void keep_adjacent(at::TensorList weights);
 
-/// [sum of out_i, in], without autograd, if the weights lie so now: for use while their unit is unsharded. Undefined if
-/// not.
+/// The weights as one matrix [sum of out_i, in], without autograd; use while their unit is unsharded. Undefined if the
+/// weights are not adjacent now.
 at::Tensor adjacent_matrix(at::TensorList weights);
 
 }  // namespace megashard

@@ -10,25 +10,26 @@
 
 namespace megashard {
 
-/// Sees that all ranks gather and reduce the same units in the same order. Ranks that part, as by a branch of forward
-/// that depends on a rank's data, take each other's bytes where the sizes are equal, and else wait for each other until
-/// the deadline. Of a step that is checked the hooks keep pointers; names are compared at its end, at the store of the
-/// group, which works whatever its collectives do.
+/// Checks that all ranks gather and reduce the same units in the same order. Ranks that diverge, e.g. by a branch of
+/// forward that depends on a rank's data, mix up their bytes if sizes match, and otherwise wait until the deadline. The
+/// hooks record pointers during a checked step; names are compared at its end through the group's store, which works
+/// even if the collectives hang.
 class CollectiveOrder {
  public:
-  /// `world`: the ranks that train. Nothing is checked where `root` is not under fully_shard, or there is one rank, or
-  /// no store between them (fake groups). Both outlive it.
+  /// `world`: the training ranks. Nothing is checked if `root` is not under fully_shard, if there is one rank, or if
+  /// the ranks have no store (fake groups). `root` and `world` outlive it.
   CollectiveOrder(const torch::nn::Module& root, ProcessGroupPtr world);
   ~CollectiveOrder();
   CollectiveOrder(const CollectiveOrder&) = delete;
   CollectiveOrder& operator=(const CollectiveOrder&) = delete;
 
-  /// Forward and backward of `step` follow.
+  /// Starts recording; call before forward and backward of `step`.
   void begin_step(int64_t step);
-  /// They are through on this rank's host. Collective; throws one error that names the unit in which ranks part.
+  /// Compares the ranks; call once forward and backward have returned on this rank's host. Collective. Throws an error
+  /// that names the unit where ranks diverge.
   void end_step();
-  /// They threw: the same sentence if ranks have parted, or nothing. Asks the others, which may be stuck, for a few
-  /// seconds.
+  /// Call if the step threw. Returns end_step()'s error if ranks have diverged, else nothing. Waits a few seconds for
+  /// the other ranks, which may hang.
   std::string why_it_failed() noexcept;
 
  private:

@@ -9,42 +9,43 @@
 
 namespace megashard {
 
-/// Where a group's communication buffers come from (Comm of FSDP2's custom communication).
+/// Allocates a group's communication buffers (Comm of FSDP2's custom communication).
 class Comm {
  public:
   virtual ~Comm() = default;
-  /// Contiguous, of exactly that size; something else is refused: copies into it go by address.
+  /// Returns a contiguous tensor of exactly `numel` elements; others are refused, because copies into it use its
+  /// address.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) = 0;
 };
 
-/// How a group's packed buffers are gathered. Everything that the group unshards travels through it, in one buffer.
+/// Custom all-gather of a group. All its parameters travel through it in one packed buffer.
 class AllGather : public Comm {
  public:
-  /// As ProcessGroup::all_gather_into, on the current stream.
+  /// Same contract as ProcessGroup::all_gather_into; runs on the current stream.
   virtual Work run(at::Tensor output, at::Tensor input, ProcessGroup& group) = 0;
 };
 
-/// The same for reductions.
+/// Custom reduce-scatter of a group; runs on the current stream.
 class ReduceScatter : public Comm {
  public:
   virtual Work run(at::Tensor output, at::Tensor input, ReduceOp op, ProcessGroup& group) = 0;
 };
 
-/// Ours: what an extension knows of its parameter and of the ranks that gather it. Leading dimensions that are cut as
-/// one are one in all sizes and tensors here.
+/// Shapes that an extension gets for its parameter. If several leading dimensions are sharded as one, they are merged
+/// into one in all sizes and tensors here. Ours.
 struct GatherShape {
-  std::vector<int64_t> whole_sizes;  ///< of the unsharded parameter
-  std::vector<int64_t> chunk_sizes;  ///< of the first rank's sharded parameter: the padded local sizes
+  std::vector<int64_t> whole_sizes;  ///< sizes of the unsharded parameter
+  std::vector<int64_t> chunk_sizes;  ///< padded local sizes (those of the first rank's shard)
   int64_t shard_dim = 0;
   int ranks = 1;
   int rank = 0;
-  at::ScalarType stored_dtype = at::kFloat;   ///< of the sharded parameter
-  at::ScalarType compute_dtype = at::kFloat;  ///< of the unsharded parameter
+  at::ScalarType stored_dtype = at::kFloat;   ///< dtype of the sharded parameter
+  at::ScalarType compute_dtype = at::kFloat;  ///< dtype of the unsharded parameter
 };
 
-/// Ours: chooses what a parameter sends in its group's all-gather instead of its rows in the compute dtype, and how the
-/// whole is rebuilt (fsdp_pre_all_gather and fsdp_post_all_gather of PyTorch's tensor subclasses). Payloads of any
-/// dtype travel in the group's one packed buffer, beside plain parameters. See set_all_gather_extension.
+/// Defines what a parameter sends in its group's all-gather instead of its rows in the compute dtype, and how it is
+/// unsharded from that (fsdp_pre_all_gather and fsdp_post_all_gather of PyTorch's tensor subclasses). Payloads of any
+/// dtype share the group's packed buffer with plain parameters. See set_all_gather_extension. Ours.
 class AllGatherExtension {
  public:
   virtual ~AllGatherExtension() = default;
@@ -53,15 +54,15 @@ class AllGatherExtension {
     at::ScalarType dtype;
     int64_t numel;
   };
-  /// What one rank sends: the same list on every rank, whatever rows it has. Asked once.
+  /// Tensors that one rank sends; the same on every rank, however many rows it has. Called once.
   virtual std::vector<Payload> payloads(const GatherShape& shape) = 0;
 
-  /// Fills this rank's payloads, 1-D views of the packed buffer, from its local rows, which may be fewer than
-  /// chunk_sizes says, or none. Runs on the copy-in stream, without autograd; must not wait for the device.
+  /// Fills this rank's payloads, 1-D views of the packed buffer, from its local rows (fewer than in chunk_sizes on some
+  /// ranks, possibly none). Runs on the copy-in stream without autograd; must not block the host on the device.
   virtual void pack(const GatherShape& shape, const at::Tensor& rows, at::ArrayRef<at::Tensor> payloads) = 0;
 
-  /// Writes `whole` (whole_sizes, compute_dtype, contiguous) from payloads[i] of sizes [ranks, numel], strided views of
-  /// the gathered buffer that are valid during the call. Runs on the compute stream.
+  /// Writes `whole` (whole_sizes, compute_dtype, contiguous) from payloads[i] [ranks, numel], which are strided views
+  /// of the gathered buffer, valid during the call only. Runs on the compute stream.
   virtual void unpack(const GatherShape& shape, at::ArrayRef<at::Tensor> payloads, const at::Tensor& whole) = 0;
 };
 

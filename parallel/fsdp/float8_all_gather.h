@@ -5,10 +5,9 @@
 
 namespace megashard {
 
-/// Gathers a parameter as float8_e4m3fn: a quarter of the bytes of fp32, half of those of bf16.
-/// Each rank sends its rows with a scale of their own, or with one for each row, so none waits for
-/// another's amax; the whole is rebuilt in the compute dtype. What the optimizer sees and the
-/// gradients stay as they are.
+/// All-gathers a parameter as float8_e4m3fn: a quarter of fp32's bytes, half of bf16's. Each rank scales its own rows,
+/// with one scale or one per row, so no rank waits for another's amax; the unsharded parameter has the compute dtype.
+/// Optimizer and gradients are unaffected.
 class Float8AllGather final : public AllGatherExtension {
  public:
   explicit Float8AllGather(Float8Scale scale = Float8Scale::kAmax) : scale_(scale) {}

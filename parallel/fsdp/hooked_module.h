@@ -16,41 +16,38 @@
 
 namespace megashard {
 
-/// Tensors inside a call's arguments or results, in visiting order; the pointees may be replaced.
+/// Tensors of a call's arguments or results, in visiting order; hooks may replace the pointees.
 using TensorRefs = c10::ArrayRef<at::Tensor*>;
 
-/// What surrounds a module's forward (fully_shard installs one). Hooks see the tensors, not the
-/// user's types.
+/// Hooks around a module's forward (fully_shard installs them). They get the tensors, not the user's types.
 class ForwardHooks {
  public:
   virtual ~ForwardHooks() = default;
   virtual void pre_forward(TensorRefs inputs) = 0;
   virtual void post_forward(TensorRefs outputs) = 0;
-  virtual void forward_failed() noexcept = 0;  ///< an exception left forward; post_forward does not follow
-  /// Called before Module::to gives the hooked module's parameters another dtype or device.
+  virtual void forward_failed() noexcept = 0;  ///< forward threw; post_forward is not called
+  /// Called before Module::to changes dtype or device of the module's parameters.
   virtual void before_conversion() = 0;
-  /// Called before clone, save and load of the hooked module; may throw an error.
+  /// Called before clone, save and load of the module; may throw.
   virtual void before_rebind(const char* operation) = 0;
 };
 
-/// How a module's forward is run inside its ForwardHooks (recompute installs one).
+/// Runs a module's forward inside its ForwardHooks (recompute installs one).
 class ForwardRunner {
  public:
   virtual ~ForwardRunner() = default;
-  /// Runs forward on the given input tensors and returns the output tensors; may run again in
-  /// backward.
+  /// Runs forward on the given input tensors and returns the output tensors. May be called again in backward.
   using Body = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
-  /// Returns the outputs of one call, whose autograd graph need not be the one that `body` built.
+  /// Returns the outputs of one call. Their autograd graph may differ from the one that `body` built.
   virtual std::vector<at::Tensor> run(const Body& body, const std::vector<at::Tensor>& inputs) = 0;
 };
 
-/// The seam that torch::nn::Module lacks in C++: hooks around forward. Hooked<M> mixes it into a
-/// module.
+/// Hooks around forward, which torch::nn::Module lacks in C++. Hooked<M> mixes it into a module.
 class HookedModule {
  public:
   virtual ~HookedModule() = default;
 
-  /// The module's class as a wrap policy names it (Hugging Face's class name in our models).
+  /// Class name for wrap policies (in our models, Hugging Face's class name).
   virtual std::string class_name() const = 0;
 
   const std::shared_ptr<ForwardHooks>& forward_hooks() const { return hooks_; }
@@ -58,16 +55,16 @@ class HookedModule {
   const std::shared_ptr<ForwardRunner>& forward_runner() const { return runner_; }
   void set_forward_runner(std::shared_ptr<ForwardRunner> runner) { runner_ = std::move(runner); }
 
-  /// Another method than forward, with the same hooks around it (register_fsdp_forward_method):
-  ///   decoder->run_as_forward([&](at::Tensor& x) { return decoder->generate(x); }, x)
-  /// The arguments are passed as lvalues of the call's own copies; results are returned by value.
+  /// Runs a method other than forward with the same hooks (register_fsdp_forward_method):
+  ///     decoder->run_as_forward([&](at::Tensor& x) { return decoder->generate(x); }, x)
+  /// Arguments are passed as lvalues of the call's own copies; results are returned by value.
   template <class Method, class... Args>
   auto run_as_forward(Method method, Args&&... args) {
     return run_between(hooks_, nullptr, method, std::forward<Args>(args)...);
   }
 
  protected:
-  /// forward(args...) with hooks and runner around it. The call owns copies of its arguments.
+  /// Runs forward(args...) with hooks and runner. The call owns copies of its arguments.
   template <class Forward, class... Args>
   auto run_hooked(Forward forward, Args&&... args) {
     return run_between(hooks_, runner_, forward, std::forward<Args>(args)...);
@@ -111,7 +108,7 @@ std::vector<at::Tensor> take_tensors(T& value) {
   return taken;
 }
 
-/// Tells the hooks that forward threw, unless dismissed.
+/// Calls forward_failed() unless dismissed.
 struct ForwardFailed {
   ForwardHooks* hooks;
   ~ForwardFailed() {
@@ -119,8 +116,8 @@ struct ForwardFailed {
   }
 };
 
-/// Runs forward through a ForwardRunner: the body owns the arguments (their tensors come in from
-/// the runner each time), and the first run leaves its result here.
+/// Runs forward through a ForwardRunner: the body owns the arguments (the runner passes their tensors each time); the
+/// first run stores its result here.
 template <class Result, class Forward, class Arguments>
 Result run_through(ForwardRunner& runner, Forward forward, Arguments arguments) {
   struct State {
@@ -151,7 +148,7 @@ std::string demangled_class_name(const char* type_name);  ///< without namespace
 
 }  // namespace detail
 
-/// Hooks and runner are kept alive, whatever forward does to the module.
+/// Keeps hooks and runner alive even if forward replaces them.
 template <class Forward, class... Args>
 auto HookedModule::run_between(std::shared_ptr<ForwardHooks> hooks, std::shared_ptr<ForwardRunner> runner,
                                Forward forward, Args&&... args) {
@@ -172,8 +169,8 @@ auto HookedModule::run_between(std::shared_ptr<ForwardHooks> hooks, std::shared_
 
 namespace detail {
 
-/// M with the seam. Module::to, save and load go through the hooks first. Module::to converts
-/// without autograd: the weights are leaves.
+/// M with hooks. Module::to, clone, save and load call the hooks first. Module::to converts without autograd, because
+/// weights are leaves.
 template <class M>
 class HookedBase : public M, public HookedModule {
  public:
@@ -187,7 +184,7 @@ class HookedBase : public M, public HookedModule {
     }
   }
 
-  /// As forward, with forward's default arguments.
+  /// Calls forward; takes forward's default arguments.
   template <class... Args>
   auto operator()(Args&&... args) {
     return this->run_hooked([this](auto&... each) { return M::forward(each...); }, std::forward<Args>(args)...);
@@ -243,7 +240,7 @@ class HookedWithSignature<M, R(A...)> : public HookedBase<M> {
 };
 
 template <class M>
-class HookedVariadic : public HookedBase<M> {  // forward is overloaded or a template
+class HookedVariadic : public HookedBase<M> {  // for a forward that is overloaded or a template
  public:
   using HookedBase<M>::HookedBase;
   template <class... Args>
@@ -263,11 +260,10 @@ auto hooked_base() {
 
 }  // namespace detail
 
-/// A module type M whose forward runs hooks, so that fully_shard and recompute can take it: M is
-/// any class derived from torch::nn::Module with a `forward`. Inside ModuleHolder, Sequential and
-/// AnyModule the hooks run too.
-///   auto block = register_module("block", std::make_shared<Hooked<BlockImpl>>(options));
-///   auto y = block->forward(x);
+/// Module type M whose forward runs hooks, as fully_shard and recompute need. M is any class derived from
+/// torch::nn::Module with a `forward`. The hooks also run inside ModuleHolder, Sequential and AnyModule.
+///     auto block = register_module("block", std::make_shared<Hooked<BlockImpl>>(options));
+///     auto y = block->forward(x);
 template <class M>
 class Hooked : public decltype(detail::hooked_base<M>())::type {
  public:

@@ -8,8 +8,8 @@
 
 namespace megashard {
 
-/// Lives while a reentrant recompute runs a forward without grad for the first time. Backward will
-/// run it again with grad, so units keep, and remember for prefetching, what they would with grad.
+/// Scope of a reentrant recompute's first forward, which runs without grad. Backward runs it again with grad, so units
+/// keep parameters and record prefetch order as they do with grad.
 class ForwardToRepeat {
  public:
   ForwardToRepeat();
@@ -18,19 +18,18 @@ class ForwardToRepeat {
   ForwardToRepeat& operator=(const ForwardToRepeat&) = delete;
 
   static bool running();   ///< on this thread
-  static int64_t count();  ///< how many this thread has begun
+  static int64_t count();  ///< number of scopes that this thread has begun
 
  private:
   bool outer_;
 };
 
-/// Whether a backward through what this thread computes may follow.
+/// True if a backward may follow through what this thread computes.
 inline bool backward_may_follow() { return c10::GradMode::is_enabled() || ForwardToRepeat::running(); }
 
-/// Lives while a recompute in backward runs a forward again on this thread. Units that are called
-/// in it may look: their forward is not the first one, an exception through it may only be
-/// recompute's early stop, and a reentrant recompute goes on to run a backward inside the one that
-/// is running, to which Engine::queue_callback would bind.
+/// Scope of a recompute's forward in backward, on this thread. Tells units in it that this is not their first forward,
+/// that an exception may be recompute's early stop, and that a reentrant recompute runs a backward inside the current
+/// one, to which Engine::queue_callback would bind.
 class RecomputeScope {
  public:
   RecomputeScope();
@@ -38,14 +37,14 @@ class RecomputeScope {
   RecomputeScope(const RecomputeScope&) = delete;
   RecomputeScope& operator=(const RecomputeScope&) = delete;
 
-  /// The innermost one on this thread; null outside recomputes.
+  /// Innermost scope of this thread; null outside recomputes.
   static RecomputeScope* current();
 
-  /// `callback` runs on this thread once the forward has been run again, before the inner backward
-  /// of a reentrant recompute starts: what it queues on the engine belongs to the outer backward.
-  /// Non-reentrant ones have no inner backward and drop it.
+  /// Runs `callback` on this thread after the recomputed forward, before the inner backward of a reentrant recompute,
+  /// so that callbacks it queues on the engine belong to the outer backward. A non-reentrant recompute has no inner
+  /// backward and drops it.
   void before_inner_backward(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
-  void run_callbacks();  ///< for the recompute that owns the scope
+  void run_callbacks();  ///< called by the recompute that owns the scope
 
  private:
   RecomputeScope* outer_;

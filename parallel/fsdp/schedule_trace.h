@@ -9,9 +9,9 @@
 
 namespace megashard {
 
-/// Records when each group of a sharded model was gathered, freed and reduced, in host order, for
-/// tests and for a look at a step in Chrome's tracing page or Perfetto. Takes the place of the
-/// model's schedule observer while it lives; outlives neither the model nor a running step.
+/// Records when each group of a sharded model is unsharded, resharded and reduced, in host order, for tests and for
+/// Chrome's tracing page or Perfetto. Replaces the model's schedule observer while it lives. Destroy it before the
+/// model and not during a step.
 class ScheduleTrace {
  public:
   explicit ScheduleTrace(torch::nn::Module& root);
@@ -27,8 +27,8 @@ class ScheduleTrace {
   std::vector<Event> events() const;
   void clear();
 
-  /// JSON in Chrome's trace event format: a bar for as long as a group is gathered, and marks for
-  /// its backward and reduction. `rank` names the process.
+  /// Writes JSON in Chrome's trace event format: a bar while a group is unsharded, marks for its backward and
+  /// reduction. `rank` names the process.
   void write_chrome_trace(const std::string& path, int rank) const;
 
  private:

@@ -13,10 +13,9 @@
 
 namespace megashard {
 
-/// for_each_tensor(value, f) calls f(at::Tensor&) for every tensor in a value: tensors, optionals,
-/// pairs, tuples, arrays, vectors and maps of them, nested at will. A user's struct joins in by a
-/// member
-///   template <class F> void visit_tensors(F&& f) { f(field); ... }
+/// for_each_tensor(value, f) calls f(at::Tensor&) for every tensor in a value: tensors, and nested optionals, pairs,
+/// tuples, arrays, vectors and maps of them. A user's struct takes part by a member
+///     template <class F> void visit_tensors(F&& f) { f(field); ... }
 /// whose f accepts anything that for_each_tensor does. Other types hold no tensors.
 template <class F>
 void for_each_tensor(at::Tensor& tensor, F& f) {
@@ -56,7 +55,7 @@ struct ContainedRange {
 template <class T, class A>
 struct Contained<std::vector<T, A>> : ContainedRange<std::vector<T, A>> {};
 template <class A>
-struct Contained<std::vector<bool, A>> {  // its elements are proxies, and no tensors
+struct Contained<std::vector<bool, A>> {  // its elements are proxies, never tensors
   template <class F>
   static void visit(std::vector<bool, A>&, F&) {}
 };

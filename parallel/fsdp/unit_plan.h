@@ -7,28 +7,28 @@
 
 namespace megashard {
 
-/// Which modules of a model are units, and how far ahead they are gathered. Ours: PyTorch regroups gathers and
-/// reductions in its compiler (bucketing of torch._inductor), which sees graphs; here modules are regrouped.
+/// Grouping of a model's modules into units, and prefetch depths. Ours: PyTorch regroups all-gathers and reductions in
+/// its compiler (bucketing of torch._inductor), on graphs; this regroups modules.
 struct UnitPlan {
-  /// Paths from the root, in the order in which the modules run. The modules of one unit are gathered when the first of
-  /// them runs, resharded after the last, and reduced together. What lies in none of them belongs to the root.
+  /// Module paths from the root, in order of execution. A unit's modules are unsharded before the first of them runs,
+  /// resharded after the last, and reduced together. Modules of no unit belong to the root.
   using Unit = std::vector<std::string>;
   std::vector<Unit> units;
-  int forward_prefetch = 0;   ///< units that one gathers ahead of itself; 0: none
-  int backward_prefetch = 0;  ///< 0: FSDP2's own, the one that ran before
+  int forward_prefetch = 0;   ///< number of units that each unit prefetches; 0: none
+  int backward_prefetch = 0;  ///< 0: FSDP2's default, the unit that ran before
 
   bool operator==(const UnitPlan&) const = default;
 };
 
-/// As the model is grouped now. `root` itself is none of the units.
+/// Current grouping of the model; the root is not listed.
 UnitPlan unit_plan_of(const torch::nn::Module& root);
 
-/// Groups the parameters of a model under fully_shard anew, between steps: what is computed stays the same, bit for bit
-/// where two ranks add. Parameters, gradients that are complete, optimizers and checkpoints know nothing of it.
-/// Settings of a unit (reshard_after_forward, communication) are those of the unit where its first parameter was; a
-/// module on which fully_shard was called goes on casting its inputs and outputs. Throws before anything has changed:
-/// for a path that names no module with hooks, for modules of other casts in one unit, for a tied weight that would lie
-/// in two units, during forward or backward, and while gradients wait for their reduction.
+/// Regroups the parameters of a model under fully_shard, between steps. Results stay the same (bit-identical for two
+/// ranks); parameters, complete gradients, optimizers and checkpoints are unaffected. A unit takes its settings
+/// (reshard_after_forward, communication) from the former unit of its first parameter; a module on which fully_shard
+/// was called still casts its inputs and outputs. Throws, without changes, for a path of no module with hooks, for
+/// modules with different casts in one unit, for a tied weight in two units, during forward or backward, and while
+/// gradients wait for their reduction.
 void apply_unit_plan(torch::nn::Module& root, const UnitPlan& plan);
 
 }  // namespace megashard

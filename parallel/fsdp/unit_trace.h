@@ -13,9 +13,9 @@ namespace megashard {
 class FsdpState;
 enum class UnitMoment;
 
-/// What the units of a model do in a step, and how long each part of it takes alone: while a trace lives, nothing is
-/// prefetched, the host waits for the device at every moment, and for gathers and reductions where they begin. What is
-/// computed stays the same. The model's root must have run once, and no step may be running at either end of a trace.
+/// Measures what each unit does in a step and how long each part takes alone: while a trace lives, nothing is
+/// prefetched and the host waits for the device at every event, and for all-gathers and reductions right where they
+/// start. Results stay the same. Construct after the root has run once; construct and destroy outside steps.
 class UnitTrace {
  public:
   explicit UnitTrace(torch::nn::Module& root);
@@ -26,26 +26,26 @@ class UnitTrace {
   struct Event {
     enum class Kind { kCompute, kGather, kReshard, kReduce };
     Kind kind;
-    size_t unit;       ///< in units(); of kCompute: of the event that follows
+    size_t unit;       ///< index in units(); for kCompute: unit of the next event
     bool in_backward;
-    double seconds;    ///< 0 of kReshard
+    double seconds;    ///< 0 for kReshard
     bool operator==(const Event&) const = default;
   };
-  /// A module inside a unit whose forward runs by itself, so that it could be a unit of its own.
+  /// Module inside a unit that has hooks of its own, so that it could become a unit.
   struct Part {
     std::string path;
     int64_t gathered_bytes = 0, reduced_bytes = 0;
     double forward_seconds = 0;
-    bool runs_again = false;  ///< in backward: it, or what holds it, is recomputed
+    bool runs_again = false;  ///< it, or a module around it, is recomputed in backward
   };
   struct Unit {
-    std::vector<std::string> modules;  ///< as UnitPlan::Unit; the root's has ""
-    int64_t gathered_bytes = 0;        ///< of all its parameters, whole, as they are computed with
-    int64_t reduced_bytes = 0;         ///< of their gradients
-    std::vector<Part> parts;           ///< the direct children that hold a tenth of its bytes or more
+    std::vector<std::string> modules;  ///< as in UnitPlan::Unit; [""] for the root
+    int64_t gathered_bytes = 0;        ///< its parameters, unsharded, in the compute dtype
+    int64_t reduced_bytes = 0;         ///< their gradients
+    std::vector<Part> parts;           ///< direct children with at least a tenth of its bytes
   };
-  const std::vector<Unit>& units() const;  ///< the root first
-  std::vector<Event> take_events();        ///< since the last call
+  const std::vector<Unit>& units() const;  ///< the root is the first
+  std::vector<Event> take_events();        ///< events since the last call
 
  private:
   class Clock;

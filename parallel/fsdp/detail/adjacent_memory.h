@@ -10,21 +10,20 @@
 
 namespace megashard {
 
-/// A weight's place among those that keep_adjacent was given with it.
+/// Index of a weight in a keep_adjacent list.
 struct AdjacentPlace {
-  int64_t set = 0;  ///< a number of their own
+  int64_t set = 0;  ///< unique number of the list
   size_t index = 0;
   size_t count = 0;
 };
 void set_adjacent_place(const at::Tensor& weight, const AdjacentPlace& place);
 std::optional<AdjacentPlace> adjacent_place(const at::Tensor& weight);
 
-/// The memory of several unsharded storages, one after the other: there from the first that is allocated until the last
-/// one is released.
+/// One memory block for several adjacent unsharded storages: allocated with the first storage, freed with the last.
 class AdjacentMemory : public c10::intrusive_ptr_target {
  public:
   AdjacentMemory(size_t bytes, c10::Allocator* allocator) : bytes_(bytes), allocator_(allocator) {}
-  c10::DataPtr part(size_t offset);  ///< keeps all of it
+  c10::DataPtr part(size_t offset);  ///< keeps the whole block alive
 
  private:
   static void drop_part(void* context);

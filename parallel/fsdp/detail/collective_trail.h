@@ -6,14 +6,14 @@
 
 namespace megashard {
 
-/// What a root's groups did in the step at hand, in host order, for CollectiveOrder. One thread writes at a time;
-/// another may read the first `count` of them meanwhile.
+/// Log of what a root's groups did in the current step, in host order, for CollectiveOrder. One writer at a time;
+/// another thread may read the first `count` events meanwhile.
 struct CollectiveTrail {
   struct Event {
     const char* what;
-    const std::string* group;  // its name, as long as the group lives
+    const std::string* group;  // the group's name; valid while the group lives
   };
-  static constexpr size_t kMost = 1 << 14;  // what comes after them is not looked at
+  static constexpr size_t kMost = 1 << 14;  // later events are dropped
 
   std::unique_ptr<Event[]> events = std::make_unique<Event[]>(kMost);
   std::atomic<size_t> count{0};

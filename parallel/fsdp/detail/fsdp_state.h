@@ -14,53 +14,53 @@
 
 namespace megashard {
 
-/// What one fully_shard call made of its module, or of its list of modules: its groups, one for each mesh, and when
-/// they are unsharded, resharded and reduced (FSDPState). Owned by the modules' hooks and by the autograd nodes of
-/// graphs that are alive.
+/// State of one fully_shard call on a module or list of modules: its groups, one per mesh, and when they are unsharded,
+/// resharded and reduced (FSDPState). Owned by the modules' hooks and by the autograd nodes of live graphs.
 class FsdpState : public std::enable_shared_from_this<FsdpState> {
  public:
-  /// `policy` says to which dtypes inputs and outputs are cast.
+  /// `policy`: casts of inputs and outputs.
   FsdpState(std::vector<torch::nn::Module*> modules, const MixedPrecisionPolicy& policy, c10::Device device);
-  void register_hooks();  ///< on its modules, which then own it
+  void register_hooks();  ///< on its modules, which then own this state
   ~FsdpState();
   FsdpState(const FsdpState&) = delete;
   FsdpState& operator=(const FsdpState&) = delete;
 
-  /// None for a module without parameters of its own; several where they have other meshes, or a plan mixes dtypes.
+  /// Empty for a module without parameters of its own; several for several meshes, or if a plan mixes dtypes.
   const std::vector<std::unique_ptr<FsdpParamGroup>>& groups() const { return groups_; }
   void add_group(std::unique_ptr<FsdpParamGroup> group);
   const std::vector<torch::nn::Module*>& modules() const { return modules_; }
   const MixedPrecisionPolicy& policy() const { return policy_; }
   bool casts() const { return policy_.output_dtype || (policy_.cast_forward_inputs && policy_.param_dtype); }
-  /// Between steps: it has none until others are added.
+  /// Call between steps; leaves no group until others are added.
   std::vector<std::unique_ptr<FsdpParamGroup>> take_groups() { return std::exchange(groups_, {}); }
-  void adopt_units();  ///< those under a root that has run, after a change of them
+  void adopt_units();  ///< adopts changed units under a root that has run
   FsdpContext* context() { return context_.get(); }
-  /// The root's; until its first forward, which alone tells which module is the root, one of this unit's own. The
-  /// root's takes over what was set there (PyTorch's forgets it).
+  /// Returns the root's context. Before the root's first forward, which determines the root, returns this unit's own;
+  /// the root's adopts its settings later (PyTorch drops them).
   FsdpContext& ensure_context();
   const std::string& name() const { return name_; }
   c10::Device device() const { return mesh_device_; }
   bool forward_running() const { return forward_running_; }  ///< a forward, not a recompute
-  void share_comm(std::shared_ptr<CommContext> comm);        ///< of a root that has not run yet
+  void share_comm(std::shared_ptr<CommContext> comm);        ///< for a root that has not run yet
 
-  // Forward, for the module at `index` of the list. A list runs as one: from the first module to the last.
+  // Forward of the module at `index` of the list. A list forms one unit: unsharded before the first module, resharded
+  // after the last.
   void pre_forward(TensorRefs inputs);
   void post_forward(size_t index, TensorRefs outputs);
   void forward_failed() noexcept;
 
-  // By hand.
+  // Explicit unshard and reshard.
   void start_unshard();
-  void wait_for_unshard();  ///< if start_unshard's gather still runs
+  void wait_for_unshard();  ///< if start_unshard's all-gather still runs
   void reshard();
 
   std::vector<std::weak_ptr<FsdpState>> forward_prefetch;
   std::vector<std::weak_ptr<FsdpState>> backward_prefetch;  ///< empty: reverse order of forward
 
-  // For the context, at the ends of iterations and backwards.
-  void finish_partial_forward();                       ///< of a list of which only some modules ran
-  void abandon_forward(bool parameters_too) noexcept;  ///< an exception left it
-  void finish_missed_backward();                       ///< no gradient reached its inputs, or it owes a reduction
+  // Called by the context at the end of iterations and backwards.
+  void finish_partial_forward();                       ///< for a list of which only some modules ran
+  void abandon_forward(bool parameters_too) noexcept;  ///< forward threw
+  void finish_missed_backward();                       ///< no gradient reached its inputs, or a reduction is due
   void end_backward() noexcept { training_state_ = TrainingState::kIdle; }
   void forget_post_forward_order() noexcept { post_forward_indices_.clear(); }
 
@@ -71,7 +71,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
     int64_t version;
   };
 
-  /// If no root was found yet, this state's module is it: names everything from there and shares one context.
+  /// Makes this state's module the root if there is none yet: names all units and lets them share one context.
   void lazy_init();
   void adopt_units(const std::shared_ptr<FsdpContext>& context);
   void name_group(size_t index);
@@ -93,18 +93,18 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   c10::Device mesh_device_;
   std::shared_ptr<CommContext> comm_;  // of a root
   std::shared_ptr<FsdpContext> context_;
-  bool provisional_ = false;  // ensure_context made the context
+  bool provisional_ = false;  // ensure_context created the context
   std::vector<std::unique_ptr<FsdpParamGroup>> groups_;
   std::string name_;
   TrainingState training_state_ = TrainingState::kIdle;
   std::vector<bool> ran_;  // modules of the list that ran since the group was unsharded; all: idle
   bool forward_running_ = false;
-  int64_t repeated_ = 0;                      // ForwardToRepeat::count() when forward began
-  std::vector<WatchedInput> inputs_;          // to notice in-place changes
+  int64_t repeated_ = 0;                      // ForwardToRepeat::count() at the start of forward
+  std::vector<WatchedInput> inputs_;          // to detect in-place changes
   std::vector<size_t> post_forward_indices_;  // in the context's post_forward_order
 };
 
-/// The state of a module under fully_shard; null for others.
+/// State of a module under fully_shard; null for others.
 std::shared_ptr<FsdpState> fsdp_state(const torch::nn::Module& module);
 
 }  // namespace megashard

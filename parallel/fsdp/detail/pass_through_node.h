@@ -10,11 +10,10 @@
 
 namespace megashard {
 
-/// Replaces the tensors that require grad by aliases whose gradients pass through one autograd
-/// node, which calls `callback` when the gradients of all of them that backward needs have arrived,
-/// and hands them on unchanged. Unlike an autograd::Function it allows in-place changes of views,
-/// and unlike a tensor hook it fires for them. Returns whether any tensor required grad. Grad mode
-/// must be on.
+/// Replaces the tensors that require grad by aliases whose gradients pass unchanged through one autograd node. The node
+/// calls `callback` once all gradients that backward needs of them have arrived. Unlike an autograd::Function, it
+/// allows in-place changes of views, and unlike a tensor hook, it fires for them. Returns true if any tensor required
+/// grad. Needs grad mode.
 bool pass_through_node(const char* node_name, TensorRefs tensors, std::function<void()> callback);
 
 }  // namespace megashard

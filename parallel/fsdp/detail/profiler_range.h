@@ -6,8 +6,8 @@
 
 namespace megashard {
 
-/// A range that PyTorch's profiler shows, "FSDP::all_gather (model.layers.0)", as FSDP2's own
-/// record_function does; the simulated device names units by it. Free where nobody listens.
+/// Range in PyTorch's profiler, "FSDP::all_gather (model.layers.0)", as FSDP2's record_function; the simulated device
+/// takes unit names from it. Free without an active profiler.
 class ProfilerRange {
  public:
   ProfilerRange(const char* what, const std::string& unit) : record_(at::RecordScope::USER_SCOPE) {

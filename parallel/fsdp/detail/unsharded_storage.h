@@ -8,30 +8,30 @@
 
 namespace megashard {
 
-/// The unsharded form of one parameter: a tensor whose TensorImpl and StorageImpl live as long as the parameter, so
-/// that views which autograd saved in forward see the bytes that are gathered again for backward. Only the memory comes
-/// and goes. While it is gone the storage is poisoned: reading any view of it throws an error that names the parameter.
+/// Unsharded form of one parameter: a tensor whose TensorImpl and StorageImpl live as long as the parameter, so that
+/// views saved by autograd in forward see the bytes all-gathered for backward. Only the memory is freed and allocated
+/// again. While it is freed, the storage is poisoned: reading any view throws an error that names the parameter.
 class UnshardedStorage {
  public:
   UnshardedStorage() = default;
   UnshardedStorage(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device);
 
-  const at::Tensor& tensor() const { return tensor_; }  ///< contiguous, no grad; its own version counter
-  const at::Tensor& bytes() const { return bytes_; }    ///< the same storage as a 1-D uint8 tensor
+  const at::Tensor& tensor() const { return tensor_; }  ///< contiguous, no grad, own version counter
+  const at::Tensor& bytes() const { return bytes_; }    ///< same storage as a 1-D uint8 tensor
   bool allocated() const { return allocated_; }
   bool owns(const c10::StorageImpl* storage) const { return storage == storage_; }
-  static bool any_owns(const c10::StorageImpl* storage);  ///< whether one of all there are does
-  /// Whether other views are alive, such as autograd saves. For a parameter that is unsharded.
+  static bool any_owns(const c10::StorageImpl* storage);  ///< true if any UnshardedStorage owns it
+  /// True if other views are alive, e.g. saved by autograd. Call while the parameter is unsharded.
   bool has_views() const { return tensor_.storage().use_count() > kOwnReferences; }
-  void set_name(const std::string& name);  ///< for the error
+  void set_name(const std::string& name);  ///< for errors
 
-  /// From the next allocation on, at `offset` of the memory that it shares with others.
+  /// From the next allocation on, uses memory at `offset` of the shared block.
   void lie_in(c10::intrusive_ptr<AdjacentMemory> memory, size_t offset);
-  /// That of the unsharded storage under a tensor; null: none, or one by itself.
+  /// Shared block of the unsharded storage under a tensor; null if there is none.
   static const AdjacentMemory* adjacent_memory(const at::Tensor& tensor);
 
-  /// Memory from the buffer pool (CPU) or the caching allocator on the current stream; contents undefined. No-op where
-  /// there is some.
+  /// Allocates from the buffer pool (CPU) or the caching allocator on the current stream; contents undefined. No-op if
+  /// allocated.
   void allocate();
   void release();
 
