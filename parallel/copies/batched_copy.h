@@ -11,9 +11,8 @@ namespace megashard {
 
 struct CopyTable;
 
-/// Rows that move from one buffer to another, strided on either side, and change their dtype on the
-/// way: what packs a tensor rank by rank into a communication buffer, or takes it out of one.
-/// Counts and strides are elements of the side they belong to.
+/// Copy of strided rows between two buffers with dtype conversion; packs a tensor into a communication buffer rank by
+/// rank, or unpacks it. Counts and strides are in elements of their own side.
 struct RowsCopy {
   const void* from = nullptr;
   void* to = nullptr;
@@ -21,19 +20,19 @@ struct RowsCopy {
   at::ScalarType to_dtype = at::kByte;
   int64_t rows = 1;
   int64_t row_numel = 0;
-  int64_t numel = 0;  ///< row r has elements [r * row_numel, (r + 1) * row_numel) of these: the
-                      ///< last rows may have fewer, or none
+  int64_t numel = 0;  ///< total elements; row r has elements [r * row_numel, (r + 1) * row_numel) of them, so the last
+                      ///< rows may have fewer or none
   int64_t from_stride = 0;
   int64_t to_stride = 0;
-  bool zero_rest = false;  ///< zeros in `to` where a row has fewer elements than row_numel
+  bool zero_rest = false;  ///< zero-fills `to` if a row has fewer than row_numel elements
 };
 
-/// Runs all copies, which must not overlap. CUDA: on the current stream, one kernel launch for up
-/// to CopyTable::kCapacity of them, without waiting for the device; the buffers must stay until it
-/// has run. dtypes differ between fp32, fp64, bf16 and fp16 only.
+/// Runs all copies; they must not overlap. CUDA: asynchronous on the current stream, one kernel launch per
+/// CopyTable::kCapacity copies; the buffers must stay until it has run. Converts between fp32, fp64, bf16 and fp16
+/// only.
 void copy_batch(std::span<const RowsCopy> copies, c10::Device device);
 
-/// The launches that copy_batch makes of its copies, in order.
+/// Calls `launch` with the tables of copy_batch's launches, in order.
 void make_copy_tables(std::span<const RowsCopy> copies, const std::function<void(const CopyTable&)>& launch);
 
 }  // namespace megashard

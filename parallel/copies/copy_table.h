@@ -6,29 +6,29 @@
 #include "parallel/copies/tiles.h"
 #include "parallel/copies/traffic.h"
 
-/// One launch of the batched copy, and what each of its threads does. Compiled by nvcc for the
-/// kernel and by the host's compiler for its test, which runs the threads one after the other.
+/// Arguments of one batched-copy launch, and the code of its threads. Compiled by nvcc for the kernel and by the host's
+/// compiler for its test, which runs the threads sequentially.
 namespace megashard {
 
-/// Fits the 4 KiB of parameters that a kernel may have on every device.
+/// Fits the 4 KiB of kernel parameters that every device allows.
 struct CopyTable {
   static constexpr int kCapacity = 63;
   static constexpr int kThreads = 256;
-  static constexpr int64_t kTileNumel = 8192;   // of a row, when converting: 4 vectors a thread
-  static constexpr int64_t kTileBytes = 16384;  // of a row, when not
+  static constexpr int64_t kTileNumel = 8192;   // per row, with conversion: 4 vectors per thread
+  static constexpr int64_t kTileBytes = 16384;  // per row, without conversion
 
   struct Piece {
     const void* from;
     void* to;
-    int64_t row_numel;  // here and below: bytes when not converting
+    int64_t row_numel;  // here and below: bytes if not converting
     int64_t numel;
     int64_t from_stride;
     int64_t to_stride;
-    int64_t first_tile;  // tiles of this piece follow those of the pieces before it
+    int64_t first_tile;  // index of the piece's first tile in the launch
     int32_t tiles_per_row;
     FloatFormat from_format;
     FloatFormat to_format;
-    uint8_t vector;  // elements, or bytes, that can be moved at once; converting: 8 or 1
+    uint8_t vector;  // elements (or bytes) moved at once; converting: 8 or 1
     bool converts : 4;
     bool zero_rest : 4;
   };
@@ -38,7 +38,7 @@ struct CopyTable {
 };
 static_assert(sizeof(CopyTable) <= 4096);
 
-/// Elements [begin, end) of one row, by thread `thread` of kThreads.
+/// Copies elements [begin, end) of one row; thread `thread` of kThreads.
 template <class From, class To, int kVector>
 constexpr void copy_part_of_row(const CopyTable::Piece& piece, int64_t row, int64_t begin, int64_t end, int thread) {
   const From* from = static_cast<const From*>(piece.from) + row * piece.from_stride;
@@ -108,7 +108,7 @@ constexpr void move_bytes(const CopyTable::Piece& piece, int64_t row, int64_t be
   }
 }
 
-/// What block `tile` of the launch does in one of its threads.
+/// Body of thread `thread` in block `tile` of the launch.
 constexpr void copy_tile(const CopyTable& table, int64_t tile, int thread) {
   const CopyTable::Piece& piece = table.pieces[piece_of_tile(table.pieces, table.count, tile)];
   const int64_t row = (tile - piece.first_tile) / piece.tiles_per_row;

@@ -5,44 +5,44 @@
 #include "parallel/copies/float_formats.h"
 #include "parallel/copies/traffic.h"
 
-/// The kernels of an fp8 gather, and what each of their threads does; see copy_table.h.
+/// Kernels of an fp8 all-gather and the code of their threads; see copy_table.h.
 namespace megashard {
 
-/// Rows become fp8 with a scale each, or all with one: value = fp8 * scale. One scale takes two
-/// launches, the largest magnitude and the numbers; a scale for each row one, a warp a row.
+/// Converts rows to fp8, with a scale per row or one for all: value = fp8 * scale. One scale takes two launches
+/// (largest magnitude, then values); a scale per row takes one, with a warp per row.
 struct Float8Quantise {
   const void* rows;
   FloatFormat format;
   bool power_of_two;
-  bool vectors;  // `rows` and `payload` are aligned for 8 elements at once
+  bool vectors;  // `rows` and `payload` are aligned for 8-element access
   int64_t numel;
-  Float8Bits* payload;  // [scale_count, row_numel]: zeros after the rows
-  int64_t row_numel;    // numbers of one scale
+  Float8Bits* payload;  // [scale_count, row_numel]; zeros after the rows
+  int64_t row_numel;    // values per scale
   int64_t scale_count;
   float* scales;
-  uint32_t* amax;  // of one scale: bits of the largest magnitude; zero before
+  uint32_t* amax;  // for one scale: bits of the largest magnitude; zero initially
 };
 
-/// Every rank's payload becomes its part of the whole. A rank's chunk lies in the whole as `runs`
-/// runs of `chunk_run` elements, one of each rank after the other; the last ranks' may be shorter.
+/// Writes every rank's payload to its part of the whole. A rank's chunk is `runs` runs of `chunk_run` elements in the
+/// whole, interleaved with the other ranks' runs; the last ranks' runs may be shorter.
 struct Float8Dequantise {
   const Float8Bits* payload;
   const float* scales;
-  int64_t payload_stride;  // elements from rank to rank
+  int64_t payload_stride;  // elements between ranks
   int64_t scale_stride;
-  int64_t row_numel;  // numbers of one scale; of several, a payload has less than 2^32
+  int64_t row_numel;  // values per scale; with several scales, a payload has fewer than 2^32
   int32_t ranks;
   FloatFormat format;
-  bool vectors;  // 8 elements of a payload lie side by side in the whole, and both are aligned
+  bool vectors;  // 8 payload elements are adjacent in the whole, and both are aligned
   int64_t runs;
   int64_t chunk_run;
   int64_t whole_run;
   void* whole;
 };
 
-/// Infinity and NaN have the largest bits, so they become the maximum, and all numbers NaN.
+/// Inf and NaN have the largest bits, so they become the maximum, and all values NaN.
 constexpr float float8_scale(uint32_t amax, bool power_of_two) {
-  constexpr float kSmallestNormal = 0x1p-126F;  // its inverse is finite too
+  constexpr float kSmallestNormal = 0x1p-126F;  // its reciprocal is finite, too
   const float exact = std::bit_cast<float>(amax) / kFloat8Largest;
   const float scale = exact < kSmallestNormal ? kSmallestNormal : exact;
   const auto bits = std::bit_cast<uint32_t>(scale);
@@ -60,13 +60,13 @@ constexpr Eight<T> load_eight(const T* from) {
   return *static_cast<const Eight<T>*>(static_cast<const void*>(from));
 }
 
-/// How many of the scale's numbers there are in `rows`.
+/// Number of the scale's values that are in `rows`.
 constexpr int64_t count_of_row(const Float8Quantise& quantise, int64_t row) {
   const int64_t left = quantise.numel - row * quantise.row_numel;
   return left < 0 ? 0 : left < quantise.row_numel ? left : quantise.row_numel;
 }
 
-/// Of a row's elements thread, thread + threads, ..., by eights where aligned.
+/// Largest magnitude of a row's elements thread, thread + threads, ...; 8 at once if aligned.
 template <class From>
 constexpr uint32_t amax_of_thread(const Float8Quantise& quantise, int64_t row, int64_t thread, int64_t threads) {
   const From* rows = static_cast<const From*>(quantise.rows) + row * quantise.row_numel;
@@ -108,18 +108,18 @@ constexpr void quantise_in_thread(const Float8Quantise& quantise, int64_t row, u
   }
 }
 
-/// Whether a payload has several scales.
+/// True if a payload has several scales.
 constexpr bool has_rows(const Float8Dequantise& dequantise) {
   return dequantise.row_numel < dequantise.runs * dequantise.chunk_run;
 }
 
-/// Of one rank's payload, elements thread, thread + threads, .... Rows are found by divisions of 32 bits: with two of
-/// 64 bits a GPU's thread would keep registers on its stack.
+/// Handles elements thread, thread + threads, ... of one rank's payload. Uses 32-bit divisions to find rows: two 64-bit
+/// ones would spill a GPU thread's registers to its stack.
 template <class To, bool kHasRows>
 constexpr void dequantise_payload(const Float8Dequantise& dequantise, int rank, int64_t thread, int64_t threads) {
   const Float8Bits* payload = dequantise.payload + rank * dequantise.payload_stride;
   const float* scales = dequantise.scales + rank * dequantise.scale_stride;
-  const int64_t first = rank * dequantise.chunk_run;  // of this rank, in each run of the whole
+  const int64_t first = rank * dequantise.chunk_run;  // this rank's offset in each run of the whole
   const int64_t numel = dequantise.runs * dequantise.chunk_run;
   const int64_t step = dequantise.vectors ? 8 : 1;
   const auto quotient = [](int64_t number, int64_t divisor) -> int64_t {
@@ -148,7 +148,7 @@ constexpr void dequantise_in_thread(const Float8Dequantise& dequantise, int rank
   dequantise_payload<To, false>(dequantise, rank, thread, threads);
 }
 
-/// The rows are read again, when their largest magnitude is known.
+/// Counts the rows twice: they are read again once the largest magnitude is known.
 constexpr Traffic traffic_of(const Float8Quantise& quantise) {
   const int64_t rows = quantise.numel * size_of(quantise.format);
   const int64_t least = rows + quantise.scale_count * (quantise.row_numel + 4);

@@ -3,9 +3,9 @@
 #include <bit>
 #include <cstdint>
 
-/// Floating formats as bits, and their conversions: the same functions on the host and, compiled by
-/// nvcc, on the device, so that a kernel and its CPU twin round alike. All round to nearest even.
-/// NaN stays NaN, of the same bits on both but for fp64.
+/// Floating formats as bits, and conversions between them. Host and device (nvcc) compile the same functions, so that a
+/// kernel and its CPU twin round identically, to nearest even. NaN stays NaN, with the same bits on both except for
+/// fp64.
 namespace megashard {
 
 constexpr uint32_t kSignBit = 0x80000000U;
@@ -17,17 +17,18 @@ struct BFloat16Bits {
 struct HalfBits {
   uint16_t bits;
 };
-/// float8_e4m3fn: no infinity; 0x7f and 0xff are NaN; the largest number is 448.
+/// float8_e4m3fn: no Inf; 0x7f and 0xff are NaN; the maximum is 448.
 struct Float8Bits {
   uint8_t bits;
 };
 constexpr float kFloat8Largest = 448.0F;
 
-/// Bits of a non-negative finite number (given as bits of a float) in a format of `mantissa` bits
-/// whose smallest normal number is 2^lowest. Numbers too large for the format give larger bits.
+/// Bits of a non-negative finite value (given as float bits) in a format with `mantissa` bits and smallest normal
+/// number 2^lowest. Values too large for the format give larger bits.
 constexpr uint32_t rounded_magnitude(uint32_t magnitude, int mantissa, int lowest) {
   if (magnitude < static_cast<uint32_t>(127 + lowest) << 23) {
-    // Subnormal there: added to a power of two whose last bit counts as much as theirs.
+    // Subnormal in that format: rounded by adding a power of two whose last bit has the weight of the format's last
+    // bit.
     const auto large = static_cast<uint32_t>(127 + lowest - mantissa + 23) << 23;
     return std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(large)) - large;
   }
@@ -37,7 +38,7 @@ constexpr uint32_t rounded_magnitude(uint32_t magnitude, int mantissa, int lowes
   return (rebased + odd + (1U << (dropped - 1)) - 1U) >> dropped;
 }
 
-/// The float of such bits, unless they stand for infinity or NaN.
+/// The float of such bits, unless they encode Inf or NaN.
 constexpr float widened_magnitude(uint32_t magnitude, int mantissa, int lowest) {
   if (magnitude >> mantissa == 0) {
     return static_cast<float>(magnitude) * std::bit_cast<float>(static_cast<uint32_t>(127 + lowest - mantissa) << 23);
@@ -77,12 +78,12 @@ constexpr void round_to(HalfBits& to, float value) {
   const uint32_t magnitude = bits & ~kSignBit;
   uint32_t rounded = 0x7e00U;  // NaN
   if (magnitude <= kInfinityBits) {
-    constexpr uint32_t kTooLarge = 0x477ff000U;  // 65520: half way to what would follow 65504
+    constexpr uint32_t kTooLarge = 0x477ff000U;  // 65520: midpoint of 65504 and the next step
     rounded = magnitude < kTooLarge ? rounded_magnitude(magnitude, 10, -14) : 0x7c00U;
   }
   to.bits = static_cast<uint16_t>(rounded | (bits & kSignBit) >> 16);
 }
-/// NaN beyond 464, which is half way to what would follow 448, as in LibTorch.
+/// NaN above 464, the midpoint of 448 and the next step, as in LibTorch.
 constexpr void round_to(Float8Bits& to, float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & ~kSignBit;
@@ -107,7 +108,7 @@ constexpr int64_t size_of(FloatFormat format) {
   return 2;
 }
 
-/// function(a zero of the format's type). On the host: it chooses the kernel.
+/// Calls function(zero of the format's type). Host only: it selects the kernel.
 template <class Function>
 void with_format(FloatFormat format, Function function) {
   switch (format) {

@@ -5,8 +5,8 @@
 
 namespace megashard {
 
-/// The tensor on the device, which the host does not wait for: what is in ordinary host memory goes
-/// by way of pinned memory. Itself where it is there already.
+/// Copies a tensor to the device without blocking the host; pageable host memory goes through pinned memory. Returns
+/// the tensor itself if it is there already.
 at::Tensor on_device(const at::Tensor& tensor, c10::Device device);
 
 }  // namespace megashard

@@ -2,18 +2,18 @@
 
 #include <cstdint>
 
-/// What launches over a table of pieces have in common: a piece is cut into tiles, one for each block. Compiled by nvcc
-/// and by the host's compiler.
+/// Shared by launches over a table of pieces: a piece is split into tiles, one per block. Compiled by nvcc and by the
+/// host's compiler.
 namespace megashard {
 
-/// Values that are loaded or stored at once.
+/// Values loaded or stored at once.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Vector {
   T values[kCount];
 };
 
-/// The piece of `count` that tile `tile` lies in. The tiles of a piece, at least one, follow those of the pieces before
-/// it from its first_tile on.
+/// Index of the piece that contains tile `tile`. A piece has at least one tile; its tiles start at first_tile, after
+/// those of earlier pieces.
 template <class Piece>
 constexpr int piece_of_tile(const Piece* pieces, int count, int64_t tile) {
   int first = 0;

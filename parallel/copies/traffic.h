@@ -4,11 +4,11 @@
 
 namespace megashard {
 
-/// Bytes of one launch of a kernel, from the sizes of its arrays: traffic_of(launch), which stands beside each kernel.
+/// Memory traffic in bytes of one kernel launch, computed from array sizes: traffic_of(launch), next to each kernel.
 struct Traffic {
-  int64_t moved;  ///< what its threads load and store of device memory, whether or not a cache has it
-  int64_t again;  ///< of these, what the launch has read before: a norm's weight for each row, a table for each head
-  int64_t least;  ///< what any kernel has to move: each input read once, each output written once
+  int64_t moved;  ///< loaded and stored by its threads, cached or not
+  int64_t again;  ///< part of it that re-reads: a norm's weight for each row, a table for each head
+  int64_t least;  ///< minimum for any kernel: each input read once, each output written once
 };
 
 }  // namespace megashard
