@@ -11,8 +11,7 @@ struct AdamWTable;
 struct SquaresTable;
 struct SquaresTotal;
 
-// The kernels, compiled by nvcc, which sees no header of LibTorch. They return before the device
-// has run them; the caller asks for errors of the launch.
+// Kernel launches, compiled by nvcc, which sees no LibTorch header. Asynchronous; the caller checks for launch errors.
 void launch_copy(const CopyTable& table, cudaStream_t stream);
 void launch_quantise(const Float8Quantise& quantise, cudaStream_t stream);
 void launch_dequantise(const Float8Dequantise& dequantise, cudaStream_t stream);

@@ -8,13 +8,13 @@
 
 namespace megashard {
 
-/// ncclMemAlloc's memory, which NCCL can map into other GPUs, in a pool in which nothing else will ever lie.
+/// ncclMemAlloc memory, which NCCL can map into other GPUs, in a pool that holds nothing else.
 struct WindowMemory {
   std::unique_ptr<at::cuda::MemPool> pool;
   at::Tensor bytes;
 };
 
-/// On `device`, the current one. Throws c10::OutOfMemoryError. Included by .cpp files only.
+/// Allocates on `device`, the current one. Throws c10::OutOfMemoryError. Include in .cpp files only.
 WindowMemory allocate_window(c10d::ProcessGroupNCCL& nccl, int64_t bytes, c10::Device device);
 
 }  // namespace megashard
