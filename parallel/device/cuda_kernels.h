@@ -9,8 +9,7 @@ struct AdamWTable;
 struct SquaresTable;
 struct SquaresTotal;
 
-/// The kernels of libmegashard_cuda.so. They run on the current stream of the current device and
-/// return at once.
+/// Kernels of libmegashard_cuda.so; asynchronous on the current stream of the current device.
 struct CudaKernels {
   void (*copy)(const CopyTable& table);
   void (*quantise)(const Float8Quantise& quantise);
@@ -20,7 +19,7 @@ struct CudaKernels {
   void (*squares_total)(const SquaresTotal& of);
 };
 
-/// Loads the module at the first call; see cuda_module.h.
+/// Loads the module on the first call; see cuda_module.h.
 const CudaKernels& cuda_kernels();
 
 }  // namespace megashard

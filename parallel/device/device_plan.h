@@ -10,82 +10,83 @@
 
 namespace megashard {
 
-/// A GPU, its links and its network as a plan takes them (docs/plan.md). Bytes, seconds, FLOP/s.
+/// Model of a GPU, its links and its network for plans (docs/plan.md). Units: bytes, seconds, FLOP/s.
 struct DeviceModel {
   struct AttentionShare {
-    int64_t channels = 0;  ///< of a head
+    int64_t channels = 0;  ///< head width
     double forward = 0, backward = 0;
   };
-  /// A measured product [m, k] x [k, n] of elements of so many bits.
+  /// Measured product [m, k] x [k, n] with elements of `bits` bits.
   struct Product {
     int64_t bits = 0, m = 0, n = 0, k = 0;
-    double flops = 0;  ///< a second
+    double flops = 0;  ///< per second
   };
 
   std::string name;
   int64_t memory_bytes = 0;
-  int64_t program_memory = 0;                      ///< of a CPU: resident besides tensors; 0: a GPU
-  double flops_8 = 0, flops_16 = 0, flops_32 = 0;  ///< dense peaks of products, by bits
-  double product_share = 1;                        ///< of the peak that the best product reaches
-  std::vector<Product> products;                   ///< all of a few m, n and k; of bits without any, the peaks count
+  int64_t program_memory = 0;                      ///< CPU: resident memory besides tensors; 0: a GPU
+  double flops_8 = 0, flops_16 = 0, flops_32 = 0;  ///< dense peak of products, by bits
+  double product_share = 1;                        ///< part of the peak that the best product reaches
+  std::vector<Product> products;                   ///< all combinations of a few m, n and k; without products of some
+                                                   ///< bits, the peaks count
   int64_t multiprocessors = 1;
-  std::vector<AttentionShare> attention;     ///< of the peak that long causal sequences reach
-  std::vector<AttentionShare> attention_16;  ///< in 16 bits; empty: the same
+  std::vector<AttentionShare> attention;     ///< part of the peak that long causal sequences reach
+  std::vector<AttentionShare> attention_16;  ///< the same in 16 bits; empty: as `attention`
   double memory_bandwidth = 0, memory_share = 1;
-  std::map<std::string, double> operators;           ///< bytes a second of those that were measured, by their names
-  std::map<std::string, double> operators_16;        ///< of mostly 16-bit elements; those without are in `operators`
-  double kernel_start = 0;                           ///< between two kernels of a stream
-  double host_launch = 0;                            ///< of the host, for one operator
-  int64_t node_devices = 1;                          ///< that node_bandwidth joins
-  double node_bandwidth = 0, network_bandwidth = 0;  ///< of collectives, of one device
-  double node_latency = 0, network_latency = 0;      ///< of one step of a collective
+  std::map<std::string, double> operators;           ///< bytes per second of measured operators, by name
+  std::map<std::string, double> operators_16;        ///< for mostly 16-bit elements; falls back to `operators`
+  double kernel_start = 0;                           ///< gap between two kernels of a stream
+  double host_launch = 0;                            ///< host time per operator
+  int64_t node_devices = 1;                          ///< devices joined by node_bandwidth
+  double node_bandwidth = 0, network_bandwidth = 0;  ///< of collectives, per device
+  double node_latency = 0, network_latency = 0;      ///< per step of a collective
   double host_bandwidth = 0;                         ///< between a device and its host
-  double host_memory_bandwidth = 0;                  ///< of a device's share of its host
-  double storage_bandwidth = 0;                      ///< of a node
+  double host_memory_bandwidth = 0;                  ///< a device's share of its host's
+  double storage_bandwidth = 0;                      ///< per node
 };
 
 struct CollectiveTotal {
   std::string kind;  ///< "all_gather"
   int64_t count = 0;
-  int64_t bytes = 0;  ///< of the larger tensor of each
+  int64_t bytes = 0;  ///< of each collective's larger tensor
   double seconds = 0;
 };
 
 /// One operation on a stream of the planned device.
 struct PlannedSpan {
-  int stream = 0;  ///< 0: computes
+  int stream = 0;  ///< 0: compute
   std::string name, unit;
   double begin = 0, seconds = 0;
 };
 
-/// What a planned device has done since the last question.
+/// Totals of a planned device since the last call.
 struct PlanTotals {
-  double seconds = 0;          ///< by the clock of the stream that computes
-  double host_seconds = 0;     ///< of launches; what the host waited for is not in it
-  double exposed_seconds = 0;  ///< that this stream stood still because of other streams
+  double seconds = 0;          ///< clock of the compute stream
+  double host_seconds = 0;     ///< launches, without waits
+  double exposed_seconds = 0;  ///< idle time of the compute stream due to other streams
   std::vector<CollectiveTotal> collectives;
-  std::vector<PlannedSpan> spans;  ///< where they are kept
+  std::vector<PlannedSpan> spans;  ///< if kept
 };
 
-/// A device of shapes without memory: operators have sizes and times, and no values.
+/// A device with shapes but no memory: operators have sizes and times but no values.
 struct DevicePlan {
   void (*begin)(const DeviceModel& model, bool keeps_spans);
   PlanTotals (*take_totals)();
-  /// Calls it, with the name of the operation, whenever tensors take more memory than ever before: what is in use, of
-  /// a CPU what is resident, free blocks that it keeps too.
+  /// Calls `observer` with the operation's name whenever memory reaches a new peak: tensors in use; on a CPU, resident
+  /// memory, including the free blocks it keeps.
   void (*observe_peak)(std::function<void(const std::string& operation, int64_t bytes)> observer);
-  void (*host_passes)(int64_t bytes);  ///< over its memory
+  void (*host_passes)(int64_t bytes);  ///< passes of the host over its memory
 };
 
-/// Makes the simulated device one of shapes for as long as the process lives, before anything is made on it; a further
-/// plan may begin when all of the one before is gone.
+/// Turns the simulated device into a planned one for the life of the process; call before anything is created on it.
+/// Another plan may begin once everything of the previous one is gone.
 DevicePlan begin_device_plan(const DeviceModel& model, bool keeps_spans);
-/// Of a plan: notes that the host passes over so many bytes of its memory, and returns true; no values are there, and
-/// none come. Else false.
+/// In a plan, records that the host passes over `bytes` bytes of memory and returns true: there are no values to read
+/// or write. Else returns false.
 bool plan_host_pass(int64_t bytes);
-/// Whether it is: of the operators that this project brings it has those with a kernel for GPUs.
+/// True in a plan. Of this project's operators, a planned device has those with a GPU kernel.
 bool device_is_planned();
-/// Whether collectives and memory are a CPU's: on one, and in a plan of one (DeviceModel::program_memory).
+/// True if collectives and memory are a CPU's: on a CPU, and in a plan of one (DeviceModel::program_memory).
 bool acts_as_cpu(c10::Device device);
 
 }  // namespace megashard

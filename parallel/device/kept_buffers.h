@@ -8,15 +8,15 @@
 
 namespace megashard {
 
-/// Memory that costs all ranks a call together (windows over it), and so is made once and kept: a tensor whose memory
-/// comes back is handed out again for as many bytes on the same stream, whose order keeps the two apart. Ranks that ask
-/// for the same sizes on the same streams, and let go of them in the same order, make new memory at the same time,
-/// whatever the device's allocator does. Thread safe; tensors may outlive it.
+/// Cache of memory that needs a collective call to create (windows over it). Freed memory is reused for tensors of the
+/// same size on the same stream, whose order separates the two uses. Ranks that request the same sizes on the same
+/// streams and free them in the same order create new memory at the same time, whatever the device's allocator does.
+/// Thread safe; tensors may outlive it.
 class KeptBuffers {
  public:
   KeptBuffers();
 
-  /// `make`: so many new bytes, a 1-D uint8 tensor.
+  /// `make` returns `bytes` new bytes as a 1-D uint8 tensor.
   at::Tensor take(int64_t numel, at::ScalarType dtype, const c10::Stream& stream,
                   const std::function<at::Tensor(int64_t bytes)>& make);
 

@@ -4,10 +4,9 @@
 
 namespace megashard {
 
-/// While it lives, CPU tensors of kPooledFrom bytes (buffer_pool.h) and more are of cpu_buffer_pool(). In the C
-/// library's heap smaller ones would split the holes that they leave, and the heap would grow past what lives at any
-/// time (8 M parameters, 8 x 1,024 tokens: 1,091 MiB instead of 862). Tensors may outlive it, and be freed when there
-/// is none.
+/// Scope in which CPU tensors of at least kPooledFrom bytes (buffer_pool.h) come from cpu_buffer_pool(). In the C
+/// library's heap, smaller tensors would split the holes they leave, and the heap would outgrow the live memory (8 M
+/// parameters, 8 x 1,024 tokens: 1,091 MiB instead of 862). Tensors may outlive the scope.
 class PooledLargeTensors {
  public:
   PooledLargeTensors();

@@ -8,26 +8,26 @@
 namespace megashard {
 
 enum class MemoryClass {
-  kUnsharded,      ///< gathered parameters
-  kCommunication,  ///< buffers that collectives send from and receive into
+  kUnsharded,      ///< unsharded parameters
+  kCommunication,  ///< input and output buffers of collectives
 };
 
-/// What FSDP holds for a while, in bytes, beside what parameters, gradients and optimizer always hold.
+/// Bytes that FSDP holds temporarily, besides parameters, gradients and optimizer state.
 struct MemoryUse {
   int64_t unsharded = 0;
-  int64_t communication = 0;  ///< reduced gradients too, which stay where they were received
+  int64_t communication = 0;  ///< includes reduced gradients, which stay in their buffer
 };
 
-/// Calls `observer`, of which there is one in a process, whenever some of it is taken, from the thread that takes it,
-/// one call at a time. What is taken from here on is counted. Null: no more.
+/// Sets the process's only observer, called on each allocation that counts, from the allocating thread, one call at a
+/// time. Counting starts here. Null removes it.
 void observe_memory_use(std::function<void(const MemoryUse& use)> observer);
 
-/// What is held now, of what was counted.
+/// Counted bytes held now.
 MemoryUse memory_use();
 
-/// For who takes it: `memory`, of so many bytes, counted until it is given back; itself while nobody observes.
+/// Counts `memory` of `bytes` bytes until it is freed; returns it unchanged if there is no observer.
 c10::DataPtr counted_memory(MemoryClass of, c10::DataPtr memory, size_t bytes);
-/// Whether a tensor lies in memory that was counted as communication.
+/// True if a tensor lies in memory counted as communication.
 bool is_counted_communication(const at::Tensor& tensor);
 
 }  // namespace megashard

@@ -8,18 +8,17 @@
 
 namespace megashard {
 
-/// Hands out parts of a range that grows at its end. A part is the one of the same size that came back last, if that
-/// was not long ago: a CPU's caches have it. Else it is the beginning of the smallest free part that holds it, or of
-/// the lowest of these. What came back longer ago has joined its free neighbours, and before the range grows, all has.
-/// It counts bytes and has no memory: where the range lies is its owner's affair (buffer_pool.h,
-/// sim/resident_blocks.h). Not thread safe.
+/// Allocates parts of a range that grows at its end. Reuses the most recently freed part of the same size if it was
+/// freed recently (it is in the CPU's caches), else the start of the smallest (then lowest) free part that is large
+/// enough. Parts freed longer ago merge with free neighbours; before the range grows, all do. Only counts bytes: its
+/// owner has the memory (buffer_pool.h, sim/resident_blocks.h). Not thread safe.
 class RangeAllocator {
  public:
-  /// Where a part of so many bytes, rounded up to 64, begins.
+  /// Returns the offset of a part of `bytes` bytes, rounded up to 64.
   size_t take(size_t bytes);
-  /// As it was taken.
+  /// Frees a part; same `bytes` as in take().
   void give_back(size_t offset, size_t bytes);
-  /// The most that was ever in use, with the holes in it.
+  /// Peak extent of the range, holes included.
   size_t end() const { return end_; }
 
  private:
@@ -32,10 +31,10 @@ class RangeAllocator {
   void add(const Part& part);
   Free::iterator remove(Free::iterator part);
 
-  std::vector<Part> recent_;  // came back last, the latest at the end
+  std::vector<Part> recent_;  // freed recently, the latest at the end
   size_t recent_bytes_ = 0;
   Free free_;
-  std::set<std::pair<size_t, size_t>> by_size_;  // the same: bytes, offset
+  std::set<std::pair<size_t, size_t>> by_size_;  // free_ as (bytes, offset)
   size_t end_ = 0;
 };
 

@@ -4,9 +4,9 @@
 
 namespace megashard {
 
-/// While it lives, neither this thread nor the OpenMP threads that work for it take signals: other threads do, or they
-/// wait. For code that leaves the stack, as oneDNN's generated products do (LibTorch 2.11: "gemm:jit:f32" points the
-/// stack register into the heap): the kernel would write a handler's frame over other blocks there. A microsecond.
+/// Scope in which neither this thread nor its OpenMP threads receive signals; other threads receive them, or they wait.
+/// For code that moves the stack pointer, as oneDNN's generated products do (LibTorch 2.11: "gemm:jit:f32" points it
+/// into the heap), where a handler's frame would overwrite other blocks. Takes about a microsecond.
 class SignalsHeld {
  public:
   SignalsHeld();

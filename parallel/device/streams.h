@@ -7,7 +7,7 @@
 
 namespace megashard {
 
-/// Makes a stream current while it lives; does nothing without a stream.
+/// Scope in which a stream is current; no effect without a stream.
 class StreamScope {
  public:
   explicit StreamScope(const std::optional<c10::Stream>& stream);
@@ -23,16 +23,16 @@ class StreamScope {
 class StreamEvent {
  public:
   static StreamEvent record(const c10::Stream& stream);
-  void make_wait(const c10::Stream& stream) const;  ///< the stream waits, the host does not
-  void synchronize() const;                         ///< the host waits
+  void make_wait(const c10::Stream& stream) const;  ///< makes the stream wait; does not block the host
+  void synchronize() const;                         ///< blocks the host
 
  private:
   std::optional<c10::Event> event_;
 };
 
-/// `later` waits for all that was enqueued on `earlier`.
+/// Makes `later` wait for all work enqueued on `earlier`.
 void order_streams(const c10::Stream& earlier, const c10::Stream& later);
-/// The device's current stream of this thread.
+/// Current stream of this thread on the device.
 c10::Stream current_stream(c10::Device device);
 
 }  // namespace megashard

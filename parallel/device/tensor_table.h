@@ -10,8 +10,8 @@
 
 namespace megashard {
 
-/// What is known of tensors, by TensorImpl: a table of its own, because set_data drops whatever else a TensorImpl could
-/// carry. Entries of dead tensors go by and by. Thread safe.
+/// Values by TensorImpl. A separate table, because set_data drops anything else that a TensorImpl could carry. Entries
+/// of dead tensors are purged eventually. Thread safe.
 template <class Value>
 class TensorTable {
  public:
@@ -36,7 +36,7 @@ class TensorTable {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Entry {
-    WeakTensor tensor;  // keeps a dead tensor's address from being given to another one
+    WeakTensor tensor;  // keeps a dead tensor's address from being reused
     Value value;
   };
   void purge() {
