@@ -6,43 +6,41 @@
 
 namespace megashard {
 
-/// Which keys of a block each of its queries sees.
+/// Keys of a block that each of its queries attends to.
 struct BlockMask {
-  bool causal = false;   ///< query i sees the keys up to i; as many keys as queries
-  at::Tensor allowed{};  ///< [B or 1, 1, queries, keys] bool; undefined: all, or as `causal` says
+  bool causal = false;   ///< query i attends to keys up to i; needs as many keys as queries
+  at::Tensor allowed{};  ///< [B or 1, 1, queries, keys] bool; undefined: all, or `causal`
 };
 
-/// Whether CUDA's flash attention takes such queries.
+/// True if CUDA's flash attention supports such queries.
 bool has_flash_kernel(const at::Tensor& q);
-/// By how many channels a head must be wider for CUDA's kernels, which take multiples of 8.
+/// Channels to pad a head by for CUDA's kernels, which need multiples of 8.
 inline int64_t missing_channels(int64_t width) { return (8 - width % 8) % 8; }
 
-/// Attention of queries over a part of their keys, and the log-sum-exp of their scores there: what is
-/// needed to merge it with other parts.
+/// Attention over some of a query's keys, with the log-sum-exp of their scores, which merging with other parts needs.
 struct BlockAttention {
-  at::Tensor out;  ///< [B, H, queries, D] in the queries' dtype; 0 where a query sees no key
-  at::Tensor lse;  ///< [B, H, queries] in accumulated_dtype(); kNoKey there
+  at::Tensor out;  ///< [B, H, queries, D] in the queries' dtype; 0 for a query without keys
+  at::Tensor lse;  ///< [B, H, queries] in accumulated_dtype(); kNoKey for a query without keys
 };
 
-/// The log-sum-exp of no score at all: so low that a merge gives it no weight, and finite, so that
-/// differences of two are no NaN.
+/// Log-sum-exp of no scores: low enough to get no weight in a merge, finite so that differences are never NaN.
 inline constexpr double kNoKey = -1e30;
 
-/// fp32, or fp64 of that.
+/// fp32; fp64 for fp64 input.
 at::ScalarType accumulated_dtype(const at::Tensor& x);
 
-/// q [B, H, queries, D], k and v [B, G, keys, D], G a divisor of H; any strides. LibTorch's fused
-/// kernels: flash attention on CPUs, and on GPUs of 16-bit floats without `allowed`; else
-/// memory-efficient attention, which has key heads repeated. No scores are kept. Without autograd.
+/// q [B, H, queries, D], k and v [B, G, keys, D], G a divisor of H; any strides. Uses LibTorch's fused kernels: flash
+/// attention on CPUs, and on GPUs for 16-bit floats without `allowed`; else memory-efficient attention, for which key
+/// heads are repeated. Keeps no scores. Without autograd.
 BlockAttention attend_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const BlockMask& mask,
                             double scale);
 
 struct BlockGradients {
-  at::Tensor q, k, v;  ///< as these
+  at::Tensor q, k, v;  ///< same shapes as the inputs
 };
 
-/// Of the block's share in a whole attention, whose result and log-sum-exp over all keys of these
-/// queries `whole` has.
+/// Gradients of this block's share in the complete attention; `whole` has its output and the log-sum-exp over all keys
+/// of these queries.
 BlockGradients attend_block_backward(const at::Tensor& grad_out, const at::Tensor& q, const at::Tensor& k,
                                      const at::Tensor& v, const BlockAttention& whole, const BlockMask& mask,
                                      double scale);
