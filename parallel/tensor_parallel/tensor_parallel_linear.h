@@ -10,16 +10,16 @@ namespace megashard {
 
 struct ColumnParallelLinearOptions {
   int64_t in_features = 0;
-  int64_t out_features = 0;  ///< of the whole model; a multiple of the mesh's ranks
+  int64_t out_features = 0;  ///< of the whole layer; a multiple of the mesh's ranks
   DeviceMeshPtr mesh{};      ///< 1-D
   bool bias = true;
   bool gather_output = false;  ///< true: every rank returns all out_features
 };
 
-/// y = x A^T + b with A, b cut by output features over the ranks of a tensor-parallel mesh
-/// (megatron.core ColumnParallelLinear; ColwiseParallel of PyTorch over a Linear). Input [...,
-/// in_features], the same on all ranks; output [..., out_features / ranks]. Weights start as those
-/// of torch::nn::Linear of the whole sizes, from the same draws, at every number of ranks.
+/// y = x A^T + b with A and b sharded by output features over a tensor-parallel mesh (megatron.core
+/// ColumnParallelLinear; PyTorch's ColwiseParallel over a Linear). Input [..., in_features], the same on all ranks;
+/// output [..., out_features / ranks]. Initialised like a torch::nn::Linear of the whole sizes, with the same random
+/// draws for any number of ranks.
 class ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinearImpl> {
  public:
   explicit ColumnParallelLinearImpl(ColumnParallelLinearOptions options);
@@ -29,21 +29,21 @@ class ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinea
 
   ColumnParallelLinearOptions options;
   at::Tensor weight;  ///< [out_features / ranks, in_features]
-  at::Tensor bias;    ///< [out_features / ranks], undefined without
+  at::Tensor bias;    ///< [out_features / ranks]; undefined without bias
 };
 TORCH_MODULE(ColumnParallelLinear);
 
 struct RowParallelLinearOptions {
-  int64_t in_features = 0;  ///< of the whole model; a multiple of the mesh's ranks
+  int64_t in_features = 0;  ///< of the whole layer; a multiple of the mesh's ranks
   int64_t out_features = 0;
   DeviceMeshPtr mesh{};  ///< 1-D
   bool bias = true;
-  bool input_is_parallel = true;  ///< false: every rank is given all in_features
+  bool input_is_parallel = true;  ///< false: every rank gets all in_features
 };
 
-/// y = sum over ranks of x_r A_r^T, + b, with A cut by input features and b on all ranks
-/// (megatron.core RowParallelLinear; RowwiseParallel of PyTorch). Input [..., in_features / ranks];
-/// output [..., out_features], the same on all ranks. Weights start as in ColumnParallelLinear.
+/// y = (sum over ranks of x_r A_r^T) + b, with A sharded by input features and b on all ranks (megatron.core
+/// RowParallelLinear; PyTorch's RowwiseParallel). Input [..., in_features / ranks]; output [..., out_features], the
+/// same on all ranks. Initialised as in ColumnParallelLinear.
 class RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl> {
  public:
   explicit RowParallelLinearImpl(RowParallelLinearOptions options);
@@ -53,7 +53,7 @@ class RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl>
 
   RowParallelLinearOptions options;
   at::Tensor weight;  ///< [out_features, in_features / ranks]
-  at::Tensor bias;    ///< [out_features], undefined without
+  at::Tensor bias;    ///< [out_features]; undefined without bias
 };
 TORCH_MODULE(RowParallelLinear);
 

@@ -6,34 +6,29 @@
 
 namespace megashard {
 
-// Between the replicated and the parallel region of a tensor-parallel layer (megatron.core
-// tensor_parallel.mappings). Each function's backward is its counterpart's forward. Collective over
-// `group`; a group of one rank changes nothing. Sums are those of the group: on CPUs in rank order,
-// bit-equal on all ranks.
+// Transitions between the replicated and the parallel region of a tensor-parallel layer (megatron.core
+// tensor_parallel.mappings). Each function's backward is its counterpart's forward. Collective over `group`; no-op for
+// one rank. Sums are the group's: on CPUs in rank order, bit-identical on all ranks.
 
-/// Forward: the input. Backward: the sum of the ranks' gradients.
+/// Forward: identity. Backward: all-reduce (sum).
 at::Tensor copy_to_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
-/// Forward: the sum of the ranks' inputs. Backward: the gradient.
+/// Forward: all-reduce (sum). Backward: identity.
 at::Tensor reduce_from_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
-/// Forward: this rank's piece [..., n / ranks] of the input [..., n]. Backward: the pieces'
-/// gradients together.
+/// Forward: this rank's piece [..., n / ranks] of [..., n]. Backward: all-gather.
 at::Tensor scatter_to_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
-/// Forward: the ranks' pieces [..., n] together, [..., ranks * n]. Backward: this rank's piece of
-/// the gradient.
+/// Forward: all-gather of pieces [..., n] to [..., ranks * n]. Backward: this rank's piece.
 at::Tensor gather_from_tensor_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
 
-// Between layers whose ranks have rows [B, T / ranks, C] of a sequence each (Megatron's sequence
-// parallelism) and those in which every rank sees the whole of it. T is a multiple of the ranks.
+// Transitions between layers with rows [B, T / ranks, C] per rank (Megatron's sequence parallelism) and layers that see
+// the whole sequence. T is a multiple of the ranks.
 
-/// Forward: the ranks' rows together. Backward: this rank's rows of the sum of the gradients, which
-/// are parts of it.
+/// Forward: all-gather of rows. Backward: reduce-scatter (sum) of the ranks' partial gradients.
 at::Tensor gather_from_sequence_parallel_region(const at::Tensor& rows, const ProcessGroupPtr& group);
-/// Forward: this rank's rows of the sum of the ranks' inputs. Backward: the gradients of all rows.
+/// Forward: reduce-scatter (sum) to this rank's rows. Backward: all-gather.
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
-/// Forward: the ranks' rows together. Backward: this rank's rows of the gradient, which all ranks
-/// have whole.
+/// Forward: all-gather of rows. Backward: this rank's rows of the gradient, which is the same on all ranks.
 at::Tensor gather_replicated_from_sequence_parallel_region(const at::Tensor& rows, const ProcessGroupPtr& group);
-/// Forward: this rank's rows. Backward: the gradients of all rows.
+/// Forward: this rank's rows. Backward: all-gather.
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& input, const ProcessGroupPtr& group);
 
 }  // namespace megashard
