@@ -9,12 +9,12 @@
 
 namespace megashard {
 
-/// AdamW (torch.optim.AdamW) over all pieces, whose first_tile and vectors are set here. A gradient is multiplied by
-/// `factor` as it is read, and stays as it is. CUDA: on the current stream, one kernel launch for up to
-/// AdamWTable::kCapacity pieces, without waiting for the device.
+/// AdamW step (torch.optim.AdamW) over all pieces; sets their first_tile and vectors. Gradients are multiplied by
+/// `factor` when read and are not modified. CUDA: asynchronous on the current stream, one kernel launch per
+/// AdamWTable::kCapacity pieces.
 void adamw_step(std::span<AdamWPiece> pieces, const AdamWNumbers& numbers, c10::Device device);
 
-/// The launches that adamw_step makes of its pieces, in order.
+/// Calls `launch` with the tables of adamw_step's launches, in order.
 void make_adamw_tables(std::span<AdamWPiece> pieces, const AdamWNumbers& numbers,
                        const std::function<void(const AdamWTable&)>& launch);
 

@@ -9,18 +9,18 @@
 #include "parallel/copies/traffic.h"
 #include "parallel/updates/plain_memory.h"
 
-/// One launch of AdamW over many shards, and what each of its threads does. Compiled by nvcc for the kernel and by the
-/// host's compiler for fp64, for the simulated device and for tests.
+/// Arguments of one AdamW launch over many shards, and the code of its threads. Compiled by nvcc for the kernel and by
+/// the host's compiler for fp64, for the simulated device and for tests.
 namespace megashard {
 
-/// What AdamW steps: dense arrays of `numel`. `main` is fp32, or fp64, which all of the piece then is computed in.
+/// One shard: dense arrays of `numel` elements. `main` is fp32 or fp64, which is also the compute dtype of the piece.
 struct AdamWPiece {
   void* main;
   const void* gradient;
   void* exp_avg;
   void* exp_avg_sq;
-  const float* step;  ///< which step this is, from 1 on
-  void* rounded;      ///< gets main, rounded; null: nothing does
+  const float* step;  ///< step number, from 1
+  void* rounded;      ///< receives main, rounded; null: none
   int64_t numel;
   int32_t first_tile;
   FloatFormat main_format;
@@ -28,21 +28,21 @@ struct AdamWPiece {
   FloatFormat exp_avg_format;
   FloatFormat exp_avg_sq_format;
   FloatFormat rounded_format;
-  bool vectors;  ///< all begin where four elements can be moved at once
+  bool vectors;  ///< all arrays are aligned for 4-element access
 };
 
-/// The numbers of a parameter group.
+/// Hyperparameters of a parameter group.
 struct AdamWNumbers {
   double lr;
   double beta1;
   double beta2;
   double eps;
   double weight_decay;
-  const double* factor;  ///< of gradients; null: 1
-  const float* skip;     ///< 1 where nothing is to change; null: 0
+  const double* factor;  ///< multiplies gradients; null: 1
+  const float* skip;     ///< 1: change nothing; null: 0
 };
 
-/// Fits the 32,764 bytes of parameters that a kernel may have since CUDA 12.1.
+/// Fits the 32,764 bytes of kernel parameters allowed since CUDA 12.1.
 struct AdamWTable {
   static constexpr int kCapacity = 453;
   static constexpr int kThreads = 256;
@@ -64,8 +64,8 @@ constexpr double whole_power(double base, int64_t exponent) {
   return power;
 }
 
-/// AdamW of one step, as torch's fused kernels compute it, in Real. Products and sums are fused (std::fma) in the
-/// same places on every device, and nowhere else.
+/// One AdamW step in Real, as in torch's fused kernels. std::fma stands for the only fused operations, so all devices
+/// round identically.
 template <class Real>
 struct AdamWCoefficients {
   Real factor, decay, from_gradient, beta2, from_square, step_size, root, eps;
@@ -90,7 +90,7 @@ struct AdamWCoefficients {
   }
 };
 
-/// kVector elements from i on.
+/// Updates kVector elements starting at i.
 template <class Memory, class Real, int kVector>
 constexpr void adamw_at(const AdamWPiece& piece, const AdamWCoefficients<Real>& coefficients, int64_t i) {
   const auto gradient = Memory::template load<Real, kVector>(piece.gradient, piece.gradient_format, i);
@@ -105,7 +105,7 @@ constexpr void adamw_at(const AdamWPiece& piece, const AdamWCoefficients<Real>& 
   if (piece.rounded != nullptr) Memory::store(piece.rounded, piece.rounded_format, i, main);
 }
 
-/// Elements [begin, end) of a piece, by thread `thread` of `threads`.
+/// Updates elements [begin, end) of a piece; thread `thread` of `threads`.
 template <class Memory, class Real>
 constexpr void adamw_part(const AdamWPiece& piece, const AdamWNumbers& numbers, int64_t begin, int64_t end, int thread,
                           int threads) {
@@ -117,7 +117,7 @@ constexpr void adamw_part(const AdamWPiece& piece, const AdamWNumbers& numbers, 
   for (int64_t i = whole_vectors + thread; i < end; i += threads) adamw_at<Memory, Real, 1>(piece, coefficients, i);
 }
 
-/// What block `tile` of the launch does in one of its threads.
+/// Body of thread `thread` in block `tile` of the launch.
 template <class Memory = PlainMemory>
 constexpr void adamw_tile(const AdamWTable& table, int64_t tile, int thread) {
   if (table.numbers.skip != nullptr && *table.numbers.skip == 1) return;

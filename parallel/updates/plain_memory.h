@@ -9,8 +9,8 @@
 
 namespace megashard {
 
-/// Reads and writes arrays of any format as Real, float or double. `i`: in elements, a multiple of kVector where
-/// vectors are aligned. Kernels take it as an argument, so that a test can count what they move.
+/// Reads and writes arrays of any format as Real (float or double). `i`: element index, a multiple of kVector for
+/// aligned vectors. Kernels take this class as a template argument, so that tests can count their traffic.
 struct PlainMemory {
   template <class T, class Real, int kVector>
   static constexpr Vector<Real, kVector> load_as(const void* array, int64_t i) {

@@ -9,12 +9,13 @@ namespace megashard {
 
 struct SquaresTable;
 
-/// Sum of the squares of all elements, in fp64 (0-d), of tensors on one device other than the CPU: on the current
-/// stream, a launch for up to SquaresTable::kCapacity tensors and one that adds their tiles, in an order that is the
-/// same on every GPU, without waiting for the device.
+/// Sum of squares of all elements, in fp64 (0-d), for tensors on one device other than the CPU. Asynchronous on the
+/// current stream: one launch per SquaresTable::kCapacity tensors, then one that adds up the tiles, in the same order
+/// on every GPU.
 at::Tensor sum_of_squares(const std::vector<at::Tensor>& tensors);
 
-/// The launches that sum_of_squares makes, in order, into sums[0], sums[1], ...; returns how many sums there are.
+/// Calls `launch` with the tables of sum_of_squares's launches, in order; they write sums[0], sums[1], ... Returns the
+/// number of sums.
 int64_t make_squares_tables(const std::vector<at::Tensor>& dense, double* sums,
                             const std::function<void(const SquaresTable&)>& launch);
 

@@ -7,7 +7,7 @@
 #include "parallel/copies/traffic.h"
 #include "parallel/updates/plain_memory.h"
 
-/// One launch that sums the squares of many arrays in fp64, a sum for each tile, and what each of its threads does.
+/// Arguments of one launch that sums squares of many arrays in fp64, one sum per tile, and the code of its threads.
 /// Compiled by nvcc for the kernel and by the host's compiler for the simulated device and for tests.
 namespace megashard {
 
@@ -16,10 +16,10 @@ struct SquaresPiece {
   int64_t numel;
   int32_t first_tile;
   FloatFormat format;
-  bool vectors;  ///< the values begin where four can be read at once
+  bool vectors;  ///< the values are aligned for 4-element access
 };
 
-/// Fits the 32,764 bytes of parameters that a kernel may have since CUDA 12.1.
+/// Fits the 32,764 bytes of kernel parameters allowed since CUDA 12.1.
 struct SquaresTable {
   static constexpr int kCapacity = 1364;
   static constexpr int kThreads = 256;
@@ -27,20 +27,20 @@ struct SquaresTable {
   static constexpr int64_t kTileNumel = int64_t{16} * kVector * kThreads;
 
   SquaresPiece pieces[kCapacity];
-  double* sums;  ///< of each tile
+  double* sums;  ///< one per tile
   int32_t count;
   int32_t tiles;
 };
 static_assert(sizeof(SquaresTable) <= 32764);
 
-/// The sum of `count` numbers, by one block, in an order that depends on the count alone.
+/// Sum of `count` numbers by one block, in an order that depends on `count` only.
 struct SquaresTotal {
   const double* sums;
   double* total;
   int64_t count;
 };
 
-/// What thread `thread` of block `tile` adds up.
+/// Partial sum of thread `thread` in block `tile`.
 template <class Memory = PlainMemory>
 constexpr double squares_of_thread(const SquaresTable& table, int64_t tile, int thread) {
   constexpr int kVector = SquaresTable::kVector;
@@ -65,7 +65,7 @@ constexpr double total_of_thread(const SquaresTotal& of, int thread) {
   return sum;
 }
 
-/// One step of a block's sum: thread `thread` adds what its partner at this distance has.
+/// One step of a block's reduction: thread `thread` adds its partner's sum at this distance.
 constexpr void add_partner(double* sums, int distance, int thread) {
   if (thread < distance) sums[thread] += sums[thread + distance];
 }
