@@ -8,7 +8,7 @@
 
 namespace megashard {
 
-/// What a guarded tensor knows of itself; carried by its TensorImpl.
+/// Metadata of a guarded tensor, carried by its TensorImpl.
 struct GuardInfo : c10::BackendMeta {
   enum class Kind { kParameter, kGradient };
   Kind kind = Kind::kParameter;
@@ -16,19 +16,18 @@ struct GuardInfo : c10::BackendMeta {
   std::string layout;  ///< "local rows [4, 6] of [8, 6]"
 };
 
-/// A tensor over the same storage whose use is watched: local rows must not be mistaken for the
-/// whole parameter. Operators on a guarded parameter throw, naming it, when autograd records (the
-/// parameter requires grad) or while a unit's forward runs; layers' operators and norms of a
-/// guarded parameter, norms and flattening of a guarded gradient always throw. All else passes, so
-/// optimizers work.
+/// Returns a tensor over the same storage whose use is checked, so that local rows are not mistaken for the whole
+/// parameter. Operators on a guarded parameter throw and name it if autograd records (the parameter requires grad) or
+/// while a unit's forward runs. Layer operators and norms of a guarded parameter, and norms and flattening of a guarded
+/// gradient, always throw. All other operators pass, so that optimizers work.
 at::Tensor guarded(const at::Tensor& local, c10::intrusive_ptr<GuardInfo> info);
-/// The same storage without the guard, for collectives and our own arithmetic.
+/// Returns the same storage without the guard, for collectives and internal arithmetic.
 at::Tensor unguarded(const at::Tensor& tensor);
 bool is_guarded(const at::Tensor& tensor);
-/// The name of a guarded tensor; empty for others.
+/// Name of a guarded tensor; empty for others.
 std::string guarded_name(const at::Tensor& tensor);
 
-/// While it lives, this thread's operators take guarded tensors as they are: for our own arithmetic over many.
+/// Scope in which this thread's operators accept guarded tensors, for internal arithmetic over many of them.
 class UnguardedScope {
  public:
   UnguardedScope();
@@ -37,7 +36,7 @@ class UnguardedScope {
   c10::impl::ExcludeDispatchKeyGuard below_;
 };
 
-/// Between these calls this thread runs a unit's forward; they nest.
+/// Begin and end of a unit's forward on this thread; calls nest.
 void enter_guarded_forward();
 void leave_guarded_forward();
 

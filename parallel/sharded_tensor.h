@@ -15,14 +15,13 @@ namespace megashard {
 class DeviceMesh;
 class ProcessGroup;
 
-/// How one mesh dimension holds a tensor (torch.distributed.tensor.placement_types). Of a tensor
-/// whose leading dimensions are cut as one, kShard names dimension 0; offsets and sizes say how far
-/// the cut goes.
+/// Placement of a tensor on one mesh dimension (torch.distributed.tensor.placement_types). If several leading
+/// dimensions are sharded as one, kShard names dimension 0; offsets and sizes give the shard's extent.
 struct Placement {
   enum class Kind {
     kReplicate,
     kShard,
-    kStridedShard,  ///< `dim` is first cut into split_factor pieces over a later mesh dimension
+    kStridedShard,  ///< `dim` is first split into split_factor pieces over a later mesh dimension
   };
   Kind kind = Kind::kReplicate;
   int64_t dim = 0;
@@ -34,13 +33,12 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-/// The piece of a tensor that this rank holds, and where it lies in the whole: all that a
-/// checkpoint needs. `local` may have 0 rows; it aliases the live storage, so copying into it
-/// updates the model or optimizer.
+/// This rank's shard of a tensor and its place in the whole tensor; enough for a checkpoint. `local` may have 0 rows.
+/// It aliases the live storage: copying into it updates the model or optimizer.
 struct ShardedTensor {
   at::Tensor local;
   std::vector<int64_t> global_sizes;
-  std::vector<int64_t> offsets;            // of `local` in the whole; one per dimension
+  std::vector<int64_t> offsets;            // of `local` in the whole tensor; one per dimension
   std::shared_ptr<const DeviceMesh> mesh;  // null: every rank holds the whole tensor
   std::vector<Placement> placements;       // one per mesh dimension
 
@@ -48,15 +46,14 @@ struct ShardedTensor {
   bool is_replicated() const { return mesh == nullptr; }
 };
 
-/// The groups of more than one rank over which a tensor is cut, one per mesh dimension that cuts
-/// it.
+/// Groups of more than one rank over which a tensor is sharded, one per mesh dimension that shards it.
 std::vector<std::shared_ptr<ProcessGroup>> sharding_groups(const ShardedTensor& tensor);
 
-/// The whole of a matrix that is cut along dimension 0, on every rank that shares it; without such ranks the piece
-/// itself (DTensor.full_tensor). Collective over them; throws for another cut.
+/// All-gathers a matrix that is sharded along dimension 0 (DTensor.full_tensor); returns the piece itself if it is not
+/// sharded. Collective over the sharding ranks. Throws for other placements.
 at::Tensor full_tensor(const ShardedTensor& piece);
 
-/// Ordered by first insertion; keys are fully qualified names.
+/// Tensors by fully qualified name, in insertion order.
 using ShardedTensors = std::vector<std::pair<std::string, ShardedTensor>>;
 
 }  // namespace megashard
