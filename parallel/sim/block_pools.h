@@ -20,39 +20,38 @@ namespace megashard::sim {
 
 class SimDevice;
 
-/// The memory of one device, handed out as c10's CUDACachingAllocator does: sizes rounded to 512
-/// bytes; up to 1 MiB from segments of 2 MiB, above from segments of 20 MiB or, from 10 MiB on, of
-/// the size rounded to 2 MiB; a block belongs to the stream that was current when its segment was
-/// made; neighbours that are free are merged. Under the lock of the device.
+/// Memory of one device, allocated as in c10's CUDACachingAllocator: sizes are rounded to 512 bytes; up to 1 MiB come
+/// from 2 MiB segments, larger ones from 20 MiB segments or, from 10 MiB on, from segments of the size rounded to 2
+/// MiB. A block belongs to the stream that was current when its segment was created; free neighbours merge. Call under
+/// the device's lock.
 class BlockPools {
  public:
   explicit BlockPools(int device) : device_(device) {}
   BlockPools(const BlockPools&) = delete;
   BlockPools& operator=(const BlockPools&) = delete;
 
-  /// Bytes that are NaN in every floating dtype. Throws c10::OutOfMemoryError past the capacity.
+  /// The bytes are NaN in every floating dtype. Throws c10::OutOfMemoryError beyond the capacity.
   char* allocate(size_t bytes, c10::StreamId stream);
   void free(char* address);
-  /// A free block of this address waits until the stream has done what is enqueued at its free().
+  /// Delays the reuse of this block after free() until the stream has finished all work enqueued by then.
   void record_stream(const void* address, c10::StreamId stream);
-  void empty_cache();  ///< gives back the segments that are free as a whole
+  void empty_cache();  ///< frees segments without used blocks
 
-  /// Until the next call, segments are made for, and blocks taken from, this pool alone. 0: the
-  /// ordinary one.
+  /// Until the next call, segments and blocks belong to this pool only. 0: the default pool.
   void take_from_pool(uint64_t pool) { pool_ = pool; }
   void release_pool(uint64_t pool);
 
   c10::CachingDeviceAllocator::DeviceStats& stats() { return stats_; }
-  /// Of shapes: called with DevicePlan::observe_peak's bytes.
+  /// With shapes: called with DevicePlan::observe_peak's bytes.
   void on_peak(std::function<void(int64_t bytes)> observer) {
     on_peak_ = std::move(observer);
     told_peak_ = 0;
   }
-  /// Before a plan: what the one before kept is gone.
+  /// Call before a plan: drops what the previous one kept.
   void forget_resident() { resident_ = {}; }
   size_t reserved() const { return reserved_; }
-  void over_blocks(const std::function<void(char* address, size_t bytes)>& visit) const;  ///< in use
-  /// Where the recording makes the block undefined that holds an address.
+  void over_blocks(const std::function<void(char* address, size_t bytes)>& visit) const;  ///< used blocks
+  /// Place in the recording at which the block of an address becomes undefined.
   Recording::Place handed_out(const void* address) const;
 
  private:
@@ -60,8 +59,8 @@ class BlockPools {
   using Key = std::tuple<uint64_t, bool, c10::StreamId>;  // pool, small, stream
   struct Segment {
     char* address;
-    size_t mapped;     // bytes that the device has given
-    size_t addresses;  // expandable segments may grow to so many
+    size_t mapped;     // bytes mapped by the device
+    size_t addresses;  // maximum size of an expandable segment
     Key key;
     Block* first;
   };
@@ -88,12 +87,12 @@ class BlockPools {
   size_t reserved_ = 0;
   std::map<Key, std::set<Block*, SmallerFirst>> free_;
   std::list<Segment> segments_;
-  std::map<const char*, Block*> blocks_;  // in use, by address
-  std::vector<Block*> waiting_;           // freed, but other streams used them
+  std::map<const char*, Block*> blocks_;  // used, by address
+  std::vector<Block*> waiting_;           // freed, but other streams may still use them
   c10::CachingDeviceAllocator::DeviceStats stats_;
   int64_t told_peak_ = 0;
   std::function<void(int64_t bytes)> on_peak_;
-  ResidentBlocks resident_;  // of a plan of a CPU
+  ResidentBlocks resident_;  // for a plan of a CPU
 };
 
 }  // namespace megashard::sim

@@ -5,16 +5,16 @@
 
 namespace megashard::sim {
 
-/// A softmax of fp16 that returns fp32 is one kernel on CUDA (half_to_float); the CPU has none. Between the two
-/// calls the operator runs on the CPU: begin() casts its input first, end() the gradient that it returns.
+/// CUDA has one kernel for a softmax from fp16 to fp32 (half_to_float); the CPU has none. The operator runs on the CPU
+/// between the two calls: begin() casts its input, end() the gradient that it returns.
 class CastingSoftmax {
  public:
-  /// Other operators, and softmaxes that do not cast, stay as they are.
+  /// No effect on other operators and on softmaxes without a cast.
   static CastingSoftmax begin(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   void end(torch::jit::Stack* stack) const;
 
  private:
-  at::Tensor grad_input_;  // of backward's call, which writes into an fp32 one instead
+  at::Tensor grad_input_;  // backward's output; an fp32 tensor is written instead
 };
 
 }  // namespace megashard::sim

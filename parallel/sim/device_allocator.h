@@ -4,8 +4,8 @@
 
 namespace megashard::sim {
 
-/// c10's view of the pools of all simulated devices: memory comes from the current device and
-/// stream of the calling thread.
+/// c10 allocator over the pools of all simulated devices: allocates from the calling thread's current device and
+/// stream.
 class DeviceAllocator final : public c10::DeviceAllocator {
  public:
   static DeviceAllocator& get();

@@ -5,14 +5,13 @@
 
 namespace megashard::sim {
 
-/// Notes what is wrong with the program, one message; the same one is kept once.
+/// Records an error of the program; equal messages are kept once.
 void found(const std::string& message);
-/// All since the last call.
+/// Errors since the last call.
 std::vector<std::string> take_findings();
-/// What called the running operation, innermost first, one function a line; for findings that show
-/// stacks.
+/// Call stack of the running operation, innermost first, one function per line; for findings with stacks.
 std::string call_stack();
-/// The innermost function of this project (outside the simulated device) that is being called.
+/// Innermost calling function of this project outside the simulated device.
 std::string calling_place();
 
 }  // namespace megashard::sim

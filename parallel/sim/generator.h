@@ -7,13 +7,13 @@
 
 namespace megashard::sim {
 
-/// The generator of a simulated device by default (-1: of the current one). Its numbers are those
-/// of a CPU generator of the same seed.
+/// Default generator of a simulated device (-1: the current one). Draws the same numbers as a CPU generator with the
+/// same seed.
 const at::Generator& default_generator(int device);
 at::Generator new_generator(int device);
 
-/// While it lives, the CPU's default generator continues where a device's is: for operators that
-/// draw from the default one without being given any.
+/// Scope in which the CPU's default generator has a device's state, for operators that draw from the default generator
+/// without an argument.
 class DrawsFromDevice {
  public:
   explicit DrawsFromDevice(int device);
@@ -27,7 +27,7 @@ class DrawsFromDevice {
   at::Tensor cpu_state_;
 };
 
-/// The CPU generator that draws for it.
+/// CPU generator behind a device's generator.
 at::Generator cpu_generator_of(const at::Generator& generator);
 
 }  // namespace megashard::sim

@@ -15,7 +15,7 @@ namespace megashard::sim {
 class SimDevice;
 struct Event;
 
-/// What was captured, with its own memory pool.
+/// A captured graph with its own memory pool.
 struct Graph {
   struct Use {
     const void* begin;
@@ -30,9 +30,8 @@ struct Graph {
   std::vector<Use> uses;
 };
 
-/// The rules of cudaStreamBeginCapture on one device. Operations run while they are captured, since
-/// their results' sizes must be known; memory is put back when the capture ends. Throws what CUDA
-/// would answer.
+/// Rules of cudaStreamBeginCapture for one device. Operations run during the capture, because their results' sizes must
+/// be known; memory is restored when the capture ends. Throws CUDA's errors.
 class GraphCapture {
  public:
   explicit GraphCapture(SimDevice& device) : device_(device) {}
@@ -45,7 +44,7 @@ class GraphCapture {
   void on_use(const void* begin, size_t bytes, bool writes);
   void on_record(Event& event, c10::StreamId stream) const;
   void on_wait(const Event& event, c10::StreamId stream);
-  void refuse(const char* what) const;  ///< what makes the host wait
+  void refuse(const char* what) const;  ///< for calls that would block the host
 
  private:
   SimDevice& device_;
@@ -58,7 +57,7 @@ class GraphCapture {
 
 GraphCapture& capture_of(SimDevice& device);
 
-/// Runs a graph on the current stream of its device.
+/// Runs a graph on its device's current stream.
 void replay(const Graph& graph);
 
 }  // namespace megashard::sim

@@ -6,7 +6,7 @@
 
 namespace megashard::sim {
 
-/// The host waited for a device; `how`: the call that a GPU's driver would have seen.
+/// Counts a wait of the host for a device; `how`: the call that a GPU's driver would see.
 void count_host_sync(const char* how);
 void log_host_syncs(bool places);
 std::vector<HostSync> take_host_syncs();

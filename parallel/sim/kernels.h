@@ -4,8 +4,7 @@
 
 namespace megashard::sim {
 
-/// The project's own kernels: what a GPU's threads do, one thread after the other, as operations on
-/// the current stream.
+/// The project's own kernels: a GPU's threads, run sequentially, as operations on the current stream.
 CudaKernels kernels_of_module();
 
 }  // namespace megashard::sim

@@ -6,7 +6,7 @@ namespace megashard::sim {
 
 class SimDevice;
 
-/// A copy of the blocks of a device that are in use.
+/// Copy of a device's used blocks.
 class MemoryImage {
  public:
   struct Part {

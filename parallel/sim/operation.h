@@ -12,8 +12,7 @@
 
 namespace megashard::sim {
 
-/// One operation on the current stream of a device, while it is enqueued and run; holds the
-/// device's lock.
+/// One operation on a device's current stream while it is enqueued and run. Holds the device's lock.
 class Operation {
  public:
   Operation(SimDevice& device, const std::string& name);
@@ -25,19 +24,18 @@ class Operation {
   void writes(const at::Tensor& tensor) { touch(tensor, true); }
   void reads(const void* begin, size_t bytes) { touch(begin, bytes, false, nullptr); }
   void writes(const void* begin, size_t bytes) { touch(begin, bytes, true, nullptr); }
-  /// For what is added to the recording by hand.
+  /// For nodes added to the recording by hand.
   const std::vector<Recording::Place>& after() const { return after_; }
-  /// Runs `work` now, and again whenever the recording is run. Of an operation that touches
-  /// something only.
+  /// Runs `work` now and whenever the recording is replayed. Only for operations that access memory.
   void run(std::function<void()> work);
-  void recorded(std::function<void()> work);  ///< the same of work that has run already
+  void recorded(std::function<void()> work);  ///< run(), for work that has run already
 
   void is_collective(int64_t bytes, double seconds = 0) { collective_ = {bytes, seconds}; }
-  /// Of shapes: what a kernel of ours computes with has so many bytes an element.
+  /// With shapes: element size in bytes for a kernel of this project.
   void has_elements_of(int64_t bytes) { is_narrow_ = bytes == 2; }
-  /// Of shapes: seconds besides those of the bytes that it reads and writes.
+  /// With shapes: seconds besides those for memory traffic.
   void computes(double seconds) { arithmetic_ = seconds; }
-  void end();  ///< all of it is known; its destructor says so, too
+  void end();  ///< ends the operation early; the destructor does it otherwise
 
   SimDevice& device() { return device_; }
   c10::StreamId stream() const { return stream_; }
@@ -48,11 +46,11 @@ class Operation {
   void report(const Access& earlier, bool earlier_wrote, bool writes, const std::string* name);
 
   std::unique_lock<std::recursive_mutex> lock_;
-  std::vector<Recording::Place> after_;  // where the memory that it uses was handed out
+  std::vector<Recording::Place> after_;  // where the memory that it uses was allocated
   SimDevice& device_;
   c10::StreamId stream_;
   Access access_;
-  int64_t moved_ = 0;  // bytes, of shapes
+  int64_t moved_ = 0;  // bytes, with shapes
   bool is_narrow_ = false;
   double arithmetic_ = 0;
   std::pair<int64_t, double> collective_{};  // bytes; seconds

@@ -8,16 +8,15 @@
 
 namespace megashard::sim {
 
-// Seconds on settings().model. The formulas are those of docs/plan.md.
+// Seconds on settings().model; see docs/plan.md for the formulas.
 
-/// What the arithmetic of products and of attention takes; 0 for operators that only move bytes.
-/// Of a call that is on the stack.
+/// Arithmetic time of products and attention for the call on the stack; 0 for operators that only move bytes.
 double arithmetic_seconds(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-/// Of an operator in place: x.add_(y), and not x.zero_().
+/// True for an in-place operator that reads its output: x.add_(y), but not x.zero_().
 bool reads_what_it_writes(const std::string& name);
-/// A kernel with so much arithmetic that moves so many bytes; `narrow`: its elements have 16 bits.
+/// Time of a kernel with `arithmetic` seconds that moves `bytes` bytes; `narrow`: 16-bit elements.
 double kernel_seconds(const std::string& name, double arithmetic, int64_t bytes, bool narrow);
-/// Over the ranks of a group; `bytes`: of the tensor that is whole on every rank.
+/// `ranks`: the group; `bytes`: of the tensor that is whole on every rank.
 double collective_seconds(const std::string& kind, int64_t bytes, const std::vector<int>& ranks);
 
 }  // namespace megashard::sim

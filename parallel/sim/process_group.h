@@ -5,10 +5,9 @@
 
 namespace megashard::sim {
 
-/// NCCL's collectives between simulated devices, moved by a Gloo group of the same ranks and so
-/// added in rank order. A collective is an operation on the current stream. All ranks' calls are
-/// compared: another operation, size, dtype or order is told on every rank, as is, at the deadline,
-/// what each rank waits for; on GPUs these hang, or give wrong numbers.
+/// NCCL's collectives between simulated devices, run by a Gloo group of the same ranks (so summed in rank order), as
+/// operations on the current stream. Compares all ranks' calls: a different operation, size, dtype or order is reported
+/// on every rank; so is, at the deadline, what each rank waits for. On GPUs these hang or give wrong results.
 ProcessGroupPtr make_process_group(const NcclGroupOptions& options);
 
 }  // namespace megashard::sim

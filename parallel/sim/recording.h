@@ -9,39 +9,39 @@
 
 namespace megashard::sim {
 
-/// What was enqueued on a device since the host last waited for it, with the order that streams and
-/// events give it: for running it again, in another legal order or as a captured graph.
+/// Operations enqueued on a device since the host last waited for it, with their order by streams and events; replayed
+/// in another legal order or as a captured graph.
 class Recording {
  public:
-  /// A point of a recording, for events.
+  /// Position in a recording, for events.
   struct Place {
-    uint64_t window = 0;  ///< 0: of none
+    uint64_t window = 0;  ///< 0: none
     size_t node = 0;
   };
 
   bool on() const { return on_; }
   uint64_t window() const { return window_; }
-  bool has_several_streams() const;  ///< or there is one order only
+  bool has_several_streams() const;  ///< otherwise there is only one order
   void start() { on_ = true; }
-  /// So that a place of an earlier recording is not taken for one of this.
+  /// Makes places of the earlier recording differ from this one's.
   void continue_after(const Recording& earlier) { window_ = earlier.window_ + 1; }
-  void stop();  ///< and forgets what is recorded
+  void stop();  ///< also clears the recording
 
-  /// `after`: nodes, besides those before it on its stream, that it must follow.
+  /// `after`: nodes that it must follow, besides earlier ones on its stream.
   Place add(int agent, const std::string& name, const std::vector<Place>& after, std::function<void()> work);
-  /// What a wait for everything on `agent` so far waits for.
+  /// Place to wait for to wait for everything on `agent` so far.
   Place mark(int agent);
   void wait(int agent, const Place& place);
 
   void run_in_order() const;
-  /// Draws, at each turn, one of the streams whose next node has nothing to wait for.
+  /// At each turn picks a random stream among those whose next node is ready.
   void run_in_random_order(uint64_t seed) const;
 
  private:
   struct Node {
     int agent;
     const std::string* name;
-    std::vector<size_t> after;   // nodes of other streams
+    std::vector<size_t> after;   // nodes on other streams
     std::function<void()> work;  // empty: a mark or a wait
   };
 

@@ -8,8 +8,8 @@
 
 namespace megashard::sim {
 
-/// The resident memory of tensors in a plan of a CPU: as PooledLargeTensors and cpu_buffer_pool() hand it out and keep
-/// it, without the memory. A page is resident once it was touched, and stays.
+/// Resident memory of tensors in a plan of a CPU: allocates like PooledLargeTensors and cpu_buffer_pool(), but without
+/// memory. A page becomes resident when first touched and stays.
 class ResidentBlocks {
  public:
   void take(const void* address, size_t bytes);
@@ -22,7 +22,7 @@ class ResidentBlocks {
   };
   std::unordered_map<const void*, Block> held_;
   RangeAllocator large_;
-  int64_t small_ = 0, most_small_ = 0;  // of the C library's heap
+  int64_t small_ = 0, most_small_ = 0;  // in the C library's heap
 };
 
 }  // namespace megashard::sim

@@ -5,8 +5,8 @@
 
 namespace megashard::sim {
 
-/// One rank of a group whose other ranks are not there: a collective is an operation on the current
-/// stream that takes as long as on settings().model, and moves nothing. For shapes without memory.
+/// One rank of a group without the other ranks: a collective is an operation on the current stream that takes its time
+/// on settings().model and moves nothing. For shapes without memory.
 ProcessGroupPtr make_shape_group(const NcclGroupOptions& options);
 
 }  // namespace megashard::sim

@@ -8,17 +8,17 @@ namespace megashard::sim {
 
 struct Counts {
   int64_t operations;        ///< checked, on all devices
-  int64_t collectives;       ///< of these
-  int64_t collective_bytes;  ///< of the larger tensor of each
-  int64_t shuffled_windows;  ///< run a second time in a random order
-  int64_t pinned_bytes;      ///< in use now
+  int64_t collectives;       ///< part of operations
+  int64_t collective_bytes;  ///< of each collective's larger tensor
+  int64_t shuffled_windows;  ///< run twice, in a random order
+  int64_t pinned_bytes;      ///< in use
 };
 
-/// The simulated device as tests use it, beside the CudaModule that the product sees.
+/// Test interface of the simulated device, besides the CudaModule for the product.
 struct SimModule {
   Settings& (*settings)();
   Counts (*counts)();
-  /// Captures what `work` enqueues on the current stream; throws what CUDA would.
+  /// Captures work that `work` enqueues on the current stream; throws CUDA's errors.
   void* (*capture_graph)(void (*work)(void*), void* argument);
   void (*replay_graph)(void* graph);
   void (*free_graph)(void* graph);

@@ -4,11 +4,10 @@
 
 namespace megashard::sim {
 
-/// Notes the profiler's scopes of the user's kind ("FSDP::all_gather layers.0"), so that findings
-/// can name the unit at work.
+/// Records the profiler's user scopes ("FSDP::all_gather (layers.0)"), so that findings can name the current unit.
 void watch_unit_scopes();
 
-/// Of the calling thread; empty: none.
+/// Unit of the calling thread; empty: none.
 const std::string& current_unit();
 
 }  // namespace megashard::sim

@@ -8,7 +8,7 @@ struct SquaresTotal;
 
 namespace megashard::sim {
 
-// Of kernels_of_module().
+// For kernels_of_module().
 void adamw(const AdamWTable& asked);
 void squares(const SquaresTable& asked);
 void squares_total(const SquaresTotal& asked);

@@ -6,8 +6,7 @@
 
 namespace megashard::sim {
 
-/// What one agent (the host, or a stream) of a device knows to have happened: for each agent, the
-/// number of its operations.
+/// What one agent (the host or a stream) of a device knows to be complete: a number of operations for each agent.
 class VectorClock {
  public:
   uint64_t at(size_t agent) const { return agent < times_.size() ? times_[agent] : 0; }
