@@ -10,20 +10,20 @@
 
 namespace megashard {
 
-/// Runs `work` on every rank and gathers what it returns, in rank order. When it throws anywhere,
-/// all ranks throw the first failure, which names its rank: none waits for one that has given up.
-/// c10::ValueError and c10::NotImplementedError stay what they are. A null group is a single rank.
-/// Works may differ in length by more than the group's deadline, as where ranks write to disks: a rank is given up when
-/// it has done nothing for so long (note_progress), or does not answer. `work` calls no collective of the group.
+/// Runs `work` on every rank and gathers the results in rank order. If it throws on any rank, all ranks throw the first
+/// failure, which names its rank, so that none waits for a rank that gave up. c10::ValueError and
+/// c10::NotImplementedError keep their type. A null group is a single rank. Durations may differ between ranks by more
+/// than the group's deadline, e.g. when ranks write to disks: a rank is given up only if it reports no progress
+/// (note_progress) for that long or does not answer. `work` must not call collectives of the group. Collective.
 std::vector<std::string> gather_or_throw(const ProcessGroupPtr& group, const std::function<std::string()>& work);
 
-/// The same without a result.
+/// gather_or_throw without a result.
 void all_or_throw(const ProcessGroupPtr& group, const std::function<void()>& work);
-/// The same, but what `work` throws on this rank is thrown here as it is.
+/// all_or_throw, but rethrows this rank's own exception unchanged.
 void all_or_rethrow(const ProcessGroupPtr& group, const std::function<void()>& work);
 
-/// In the handler of a failure that all ranks have: returns when each has come here or is gone, so
-/// that none ends, and has a launcher end the others, while another still cleans up.
+/// For the handler of a failure that all ranks have: returns when each rank has called it or is gone, so that no rank
+/// exits, and makes a launcher kill the others, while another one still cleans up.
 void meet_after_failure(const ProcessGroupPtr& group) noexcept;
 
 inline int rank_in(const ProcessGroupPtr& group) { return group == nullptr ? 0 : group->rank(); }

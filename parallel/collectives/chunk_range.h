@@ -13,8 +13,8 @@ struct ChunkRange {
   int64_t size = 0;
 };
 
-/// Chunk `index` of `length` rows cut into `chunks` by torch.chunk's rule: chunks of ceil(length / chunks), then a
-/// shorter one, then empty ones, whose offset is `length`.
+/// Chunk `index` of `length` rows split into `chunks` by torch.chunk's rule: chunks of ceil(length / chunks), then a
+/// shorter one, then empty ones at offset `length`.
 inline ChunkRange chunk_range(int64_t length, int64_t chunks, int64_t index) {
   TORCH_CHECK_VALUE(length >= 0 && chunks > 0 && 0 <= index && index < chunks, "chunk_range: chunk ", index, " of ",
                     chunks, " of ", length, " rows does not exist");

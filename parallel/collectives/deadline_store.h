@@ -9,16 +9,16 @@
 
 namespace megashard {
 
-/// Another store, each of whose calls ends: with its answer, or a second after the deadline with an error. A TCPStore
-/// waits for an answer as long as the system keeps the connection: a quarter of an hour where the network is gone.
-/// Included by .cpp files only.
+/// Wraps a store so that every call ends: with its answer, or with an error a second after the deadline. A TCPStore
+/// waits as long as the system keeps the connection: a quarter of an hour after the network is gone. Include in .cpp
+/// files only.
 class DeadlineStore final : public c10d::Store {
  public:
   using Milliseconds = std::chrono::milliseconds;
   using Keys = std::vector<std::string>;
   using Value = std::vector<uint8_t>;
 
-  /// `left`: how long a call may take that begins now; must hold all that it uses.
+  /// `left` returns the time allowed for a call that begins now; it must own everything it uses.
   DeadlineStore(c10::intrusive_ptr<c10d::Store> inner, std::function<Milliseconds()> left);
 
   c10::intrusive_ptr<c10d::Store> clone() override;

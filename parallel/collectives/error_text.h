@@ -5,7 +5,7 @@
 
 namespace megashard {
 
-/// What an exception says, without the stack that LibTorch's own add to what().
+/// Message of an exception without the stack that LibTorch's exceptions add to what().
 std::string error_text(const std::exception& error);
 
 }  // namespace megashard

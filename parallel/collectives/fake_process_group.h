@@ -12,10 +12,9 @@ struct FakeGroupOptions {
   c10::DeviceType device_type = c10::kCPU;
 };
 
-/// A rank of a world in which every other rank holds what this one holds: collectives complete at
-/// once, on any device (meta too), and are what that world would see. An all-gather repeats the own
-/// slice, a sum multiplies by the size, a broadcast changes nothing. For plans of large worlds and
-/// for measuring the cost of the host.
+/// One rank of a world in which all other ranks hold the same data: collectives complete at once on any device (also
+/// meta), with that world's results. An all-gather repeats this rank's slice, a sum multiplies by the size, a broadcast
+/// does nothing. For plans of large worlds and for measuring host overhead.
 ProcessGroupPtr make_fake_group(const FakeGroupOptions& options);
 
 }  // namespace megashard

@@ -10,11 +10,11 @@
 
 namespace megashard {
 
-/// Connects every member of `group` with every other, through keys of `store` that are this group's alone; `address`:
-/// GlooGroupOptions'. A connection that fails (under load, one is closed now and then while it is made) is not the end:
-/// all members drop the attempt and make another with fresh keys, at most three. Collective; throws one error after the
-/// last, at the group's deadline, or what `look` throws, which is called now and then to see whether the members live
-/// (null: nobody knows). Included by .cpp files only.
+/// Connects all members of `group` to each other through keys of `store` that belong to this group only; `address` as
+/// in GlooGroupOptions. Failed connections are retried (under load one is sometimes closed while it is made): all
+/// members drop the attempt and start another with new keys, at most three in total. Collective. Throws after the last
+/// attempt, at the group's deadline, or what `look` throws; it is called repeatedly to check that the members live
+/// (null: no check). Include in .cpp files only.
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const ProcessGroup& group,
                                                         const c10::intrusive_ptr<c10d::Store>& store,
                                                         const std::string& address, const std::function<void()>& look);

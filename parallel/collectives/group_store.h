@@ -5,16 +5,16 @@
 
 namespace megashard {
 
-/// The key-value store through which the members of a group find each other. Included by .cpp files
-/// only; headers know it by its forward declaration in gloo_process_group.h.
+/// Key-value store through which members of a group find each other. Include in .cpp files only; headers use the
+/// forward declaration in gloo_process_group.h.
 struct GroupStore {
   c10::intrusive_ptr<c10d::Store> store;
 };
 
-/// A group of processes, whose members can leave word for each other beside its collectives, which may be stuck.
+/// Group of processes whose members can exchange messages through a store, even if its collectives hang.
 class HasStore {
  public:
-  virtual std::shared_ptr<GroupStore> store() const = 0;  ///< null: a routed group of groups that have none
+  virtual std::shared_ptr<GroupStore> store() const = 0;  ///< null for a routed group whose groups have none
 
  protected:
   ~HasStore() = default;

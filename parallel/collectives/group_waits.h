@@ -13,16 +13,16 @@ namespace megashard {
 
 class HostMessages;
 
-/// What the groups of one world share about their waits in this process. Ranks are those of the world.
+/// Wait state that all groups of one world share in this process. Ranks are world ranks.
 class GroupWaits {
  public:
-  /// `notice` takes a line about each wait that lasts, on the thread that waits; null: nobody is told.
+  /// `notice` gets a line about each long wait, on the waiting thread; null: no notices.
   explicit GroupWaits(std::function<void(const std::string& line)> notice = {}) : notice_(std::move(notice)) {}
-  /// Of waits that fail by themselves: the same people are told.
+  /// Returns a separate failure state with the same `notice`.
   std::shared_ptr<GroupWaits> apart() const { return std::make_shared<GroupWaits>(notice_); }
 
-  /// Throws the first failure that was noted. A wait that failed leaves messages behind, so no group is of use any
-  /// more: whatever else is under way ends at once, not a deadline later.
+  /// Throws the first recorded failure. A failed wait leaves messages behind, so that no group is usable any more: all
+  /// other waits end at once instead of at the deadline.
   void throw_if_failed() const {
     if (!has_failed_) return;
     const std::lock_guard lock(mutex_);
@@ -33,12 +33,12 @@ class GroupWaits {
     if (notice_) notice_(line);
   }
 
-  /// Where the ranks on this machine show each other for whom they wait: the messages of the first group that has any,
-  /// whose members are `ranks`.
+  /// Sets the board on which ranks of this machine show whom they wait for: the messages of the first group that has
+  /// them, with members `ranks`.
   void set_board(const std::shared_ptr<HostMessages>& board, const std::vector<int>& ranks);
-  /// Shows that this process waits for a rank; -1: for none.
+  /// Shows that this process waits for `rank`; -1: for none.
   void show_wait_for(int rank) const;
-  /// Who waits for nobody behind that rank, as far as the board tells: the one that the others wait for, in the end.
+  /// Follows the waits from `rank` on, as far as the board shows them, to the rank that waits for no other.
   int last_awaited_behind(int rank) const;
 
  private:
@@ -46,7 +46,7 @@ class GroupWaits {
   std::atomic<bool> has_failed_ = false;
   mutable std::mutex mutex_;
   std::exception_ptr failure_;
-  std::shared_ptr<HostMessages> board_;  // null: no rank is on this machine
+  std::shared_ptr<HostMessages> board_;  // null: no other rank is on this machine
   std::vector<int> ranks_of_board_;
 };
 

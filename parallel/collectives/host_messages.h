@@ -10,44 +10,45 @@ namespace megashard {
 
 class ProcessGroup;
 
-/// Messages between ranks on one machine, without a network: the sender posts where its bytes are, in memory that both
-/// map, and the receiver copies them from the sender's memory to their place (process_vm_readv; memcpy between ranks
-/// that are threads). One copy, made by the thread that waits. As its group, used by one thread at a time.
+/// Messages between ranks on one machine without a network: the sender posts the address of its bytes in shared memory,
+/// and the receiver copies them from the sender's memory (process_vm_readv; memcpy between ranks that are threads). One
+/// copy, made by the waiting thread. Use from one thread at a time, like its group.
 class HostMessages {
  public:
   struct Slot;
 
-  /// Finds the ranks of `group` that are on this machine and may read each other. Null if this rank has none. Reads
-  /// MEGASHARD_HOST_MESSAGES (0: none). Collective: all members call it, over messages that work already.
+  /// Finds the ranks of `group` on this machine whose memory is mutually readable. Null if there are none, or if
+  /// MEGASHARD_HOST_MESSAGES is 0. Collective: all members call it, over messages that already work.
   static std::unique_ptr<HostMessages> connect(ProcessGroup& group);
   ~HostMessages();
 
-  /// Whether messages to and from `peer` go this way: the same on both sides.
+  /// True if messages to and from `peer` go this way; the same on both sides.
   bool reaches(int peer) const;
 
-  /// Offers bytes, which stay where they are until is_taken(). At most one message of a tag to a peer at a time.
+  /// Offers bytes; they must stay valid until is_taken(). At most one message per tag and peer at a time.
   Slot* post(const void* data, size_t bytes, int peer, int tag);
-  /// Whether the receiver has copied them: then the slot is free again, and nobody may ask any more.
+  /// True if the receiver has copied the bytes. The slot is then free; do not ask again.
   bool is_taken(Slot& slot);
-  /// Takes an offer back. When it returns, no thread of this process reads the bytes.
+  /// Withdraws an offer. After it returns, no thread of this process reads the bytes.
   void withdraw(Slot& slot);
-  /// What `peer` posted with this tag, to be read until close(); null if it has not. Throws if that is not of so many
-  /// bytes.
+  /// The message that `peer` posted with this tag, readable until close(); null if there is none. Throws if its size is
+  /// not `bytes`.
   Slot* open(size_t bytes, int peer, int tag);
-  /// A part of it: where it is, or, of another process, copied to `place`. Throws if the process has gone.
+  /// Reads a part: returns its address, or copies it to `place` if it is in another process. Throws if the process is
+  /// gone.
   const void* read(const Slot& slot, int peer, size_t offset, size_t bytes, void* place) const;
   void close(Slot& slot, int peer);
-  /// Copies what `peer` posted with this tag; false if it has not.
+  /// Copies the message that `peer` posted with this tag; false if there is none.
   bool take(void* data, size_t bytes, int peer, int tag);
 
-  /// How often peers have posted to this rank or taken from it; ask before looking at messages, and give it to
-  /// sleep(), which ends when it has risen, or after `patience`.
+  /// Number of posts to this rank and copies from it by peers. Read it before polling and pass it to sleep(), which
+  /// returns when it has grown or after `patience`.
   uint32_t news() const;
   void sleep(uint32_t seen, std::chrono::milliseconds patience);
 
-  /// Shows all peers that this rank waits for that rank of the world; -1: for none.
+  /// Shows all peers that this rank waits for a world rank; -1: for none.
   void show_wait_for(int rank);
-  /// What `peer` shows; -1 too where it is not reached.
+  /// The rank that `peer` shows; -1 if none, or if `peer` is not reached.
   int awaited_by(int peer) const;
 
  private:

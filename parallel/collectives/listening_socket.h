@@ -7,14 +7,14 @@ namespace megashard {
 inline constexpr const char* kLoopback = "127.0.0.1";
 
 struct ListeningSocket {
-  int descriptor = -1;  ///< -1: there is none
-  int error = 0;        ///< then: errno. EADDRNOTAVAIL: the machine has no such address
+  int descriptor = -1;  ///< -1: failed
+  int error = 0;        ///< errno if it failed. EADDRNOTAVAIL: the machine has no such address
 };
 
-/// Listens for TCP connections to the numeric address `host` ("10.0.0.1", "::1"), and to no other of this machine.
+/// Listens for TCP connections to the numeric address `host` ("10.0.0.1", "::1") only.
 ListeningSocket listen_at(const std::string& host, int port);
 
-/// Whether nobody reaches the numeric address from another machine.
+/// True if the numeric address cannot be reached from other machines.
 bool is_loopback_address(const std::string& host);
 
 }  // namespace megashard

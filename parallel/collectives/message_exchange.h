@@ -19,33 +19,32 @@ class GroupWaits;
 class PeerWatch;
 class ProcessGroup;
 
-/// Messages under way between this rank and its peers, all with the tag of one collective and at most one each way a
-/// peer; may be used again after wait(), since messages between two ranks with one tag keep their order. Errors are the
-/// messages of wait_error.h.
+/// Messages in flight between this rank and its peers, all with the tag of one collective and at most one per peer and
+/// direction. Reusable after wait(), because messages between two ranks with one tag keep their order. Throws the
+/// errors of wait_error.h.
 class MessageExchange {
  public:
-  /// How `group` sends. Its ranks give one tag to one collective, and none
-  /// PeerWatch::kTag.
+  /// Transport of `group`. Its ranks use the same tag for the same collective, never PeerWatch::kTag.
   struct Link {
     const ProcessGroup& group;
     c10d::ProcessGroupGloo& gloo;
-    HostMessages* host;  // null: everything by Gloo
+    HostMessages* host;  // null: all messages go through Gloo
     PeerWatch& watch;
     GroupWaits& waits;
   };
   MessageExchange(const Link& link, const char* operation, int tag);
   MessageExchange(MessageExchange&&) = default;
   MessageExchange& operator=(MessageExchange&&) = delete;
-  ~MessageExchange();  ///< messages that nobody waited for are withdrawn
+  ~MessageExchange();  ///< withdraws messages that were not waited for
 
   void send(at::Tensor bytes, int peer);
   void receive(at::Tensor bytes, int peer);
-  /// Blocks until all messages are through. Peers on this machine have then waited for theirs, or wait now.
+  /// Blocks until all messages are complete. Peers on this machine have then completed their waits, or are in them.
   void wait();
 
-  /// Whether messages from every peer can be read where they are.
+  /// True if messages of every peer can be read in place.
   bool reads_in_place() const;
-  /// A message that is read where it is: wait for all of them, read, close them, and then wait().
+  /// Message to read in place: wait for all of them, read, close them, then call wait().
   void expect(size_t bytes, int peer);
   void wait_for_expected();
   const void* read(int peer, size_t offset, size_t bytes, void* place) const;  ///< HostMessages::read
@@ -54,21 +53,21 @@ class MessageExchange {
  private:
   using Clock = std::chrono::steady_clock;
   struct Message {
-    c10::intrusive_ptr<c10d::Work> work;  // null: is through
+    c10::intrusive_ptr<c10d::Work> work;  // null: complete
     int peer;
   };
   using Messages = std::vector<Message>;
   struct HostMessage {
     at::Tensor bytes;
     int peer;
-    HostMessages::Slot* slot;  // null: is received
+    HostMessages::Slot* slot;  // null: received
   };
   struct Expected {
     size_t bytes;
     int peer;
-    HostMessages::Slot* slot;  // null: is not there yet
+    HostMessages::Slot* slot;  // null: not posted yet
   };
-  /// What a call to Gloo returns, or the message for its failure.
+  /// Returns the result of a call to Gloo; throws the message for its failure.
   template <typename Call>
   auto or_say_why(int peer, Clock::time_point started, const Call& call) const;
   [[noreturn]] void fail(int peer, Clock::duration waited, const std::exception& error) const;
@@ -77,7 +76,7 @@ class MessageExchange {
   void tell_if_long(int peer, Clock::time_point started);
   void show_end();
   bool goes_by_host(int peer) const { return link_.host != nullptr && link_.host->reaches(peer); }
-  /// Waits for peers on this machine until try_all() is true; first_peer() names one that it lacks.
+  /// Waits for peers on this machine until try_all() is true; first_peer() names one that is still missing.
   template <typename TryAll, typename FirstPeer>
   void wait_for_host(Clock::time_point started, const TryAll& try_all, const FirstPeer& first_peer);
   bool move_host_messages();
@@ -88,8 +87,8 @@ class MessageExchange {
   Link link_;
   const char* operation_;
   int tag_;
-  Clock::duration told_after_;  // a wait that lasts so long is told of
-  bool is_shown_ = false;       // to the other ranks
+  Clock::duration told_after_;  // minimum duration of a wait that is logged
+  bool is_shown_ = false;       // to other ranks
   std::vector<HostMessage> host_messages_;
   std::vector<Expected> expected_;
   Messages sends_;

@@ -4,15 +4,15 @@
 
 namespace megashard {
 
-/// Called by works that take long, after each part, from any thread: counts for all works of this process. Ranks that
-/// wait for this one's work (gather_or_throw) hear whether it moves.
+/// Counts one finished part of long work, for the whole process; call from any thread. Ranks that wait in
+/// gather_or_throw see whether this rank makes progress.
 void note_progress();
-/// Parts that this process has done.
+/// Number of parts finished by this process.
 int64_t parts_done();
 
-/// Another rank has answered that it works.
+/// Records that another rank has answered that it is working.
 void note_answer();
-/// Parts and answers: unchanged while nothing moves.
+/// Number of parts and answers; constant while nothing makes progress.
 int64_t progress_seen();
 
 }  // namespace megashard

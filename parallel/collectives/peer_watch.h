@@ -13,23 +13,22 @@ class Work;
 
 namespace megashard {
 
-/// Notices within a second that a peer died while this rank waits for a message to or from it.
-/// Gloo itself tells only those messages of a closed connection that have not begun: the others
-/// would wait until the deadline.
+/// Detects within a second that a peer died while this rank waits for a message to or from it. When a connection
+/// closes, Gloo itself fails only messages that have not begun; others would wait until the deadline.
 class PeerWatch {
  public:
-  /// Tag of a receive that is posted to each peer that is slow, and never answered: it has not
-  /// begun. No message may bear it.
+  /// Tag of a receive that is posted to each slow peer and never matched, so that it never begins. No other message may
+  /// use it.
   static constexpr int kTag = 0;
 
   explicit PeerWatch(c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo);
-  /// Waits for a message of the group's; throws what Gloo says at the deadline. False after half a
-  /// second at most: it is time to look whether the peers live.
+  /// Waits for a message of the group; throws Gloo's error at the deadline. Returns false after at most half a second,
+  /// so that the caller can check the peers.
   bool wait(c10d::Work& message, std::chrono::steady_clock::time_point deadline);
-  /// Throws when the connection to `peer` is closed, unless `message`, one to or from it, is
-  /// through all the same: then true, and nobody may wait for it any more.
+  /// Throws if the connection to `peer` is closed, unless `message`, to or from it, is complete anyway: then returns
+  /// true, and the message must not be waited for any more.
   bool is_through(c10d::Work& message, int peer);
-  void throw_if_gone(int peer);  ///< what Gloo says of a closed connection
+  void throw_if_gone(int peer);  ///< throws Gloo's error for a closed connection
 
  private:
   class Pulse;

@@ -6,16 +6,16 @@
 
 namespace megashard {
 
-/// What became of one attempt to reach an address.
+/// Result of one attempt to reach an address.
 struct AddressProbe {
-  std::string reached{};  ///< numeric host ("10.0.0.1"); empty: none yet
-  std::string own{};      ///< this machine's on the way there; empty: the loopback one, which nobody else reaches
-  std::string why{};      ///< where none is reached: "nobody listens there"; empty: the name service gave no answer
+  std::string reached{};  ///< numeric host ("10.0.0.1"); empty: not reached
+  std::string own{};      ///< this machine's address on that route; empty: loopback, which other machines cannot reach
+  std::string why{};      ///< reason if not reached: "nobody listens there"; empty: the name service gave no answer
   std::string remedy{};   ///< "start rank 0"
 };
 
-/// Looks `host` up and, if `connects`, opens and closes a connection to `port`; waits no longer
-/// than the deadline, and for one connection no longer than a few seconds.
+/// Resolves `host` and, if `connects`, opens and closes a connection to `port`. Ends by the deadline, and a single
+/// connection attempt within a few seconds.
 AddressProbe probe_address(const std::string& host, int port, bool connects, const StartDeadline& deadline);
 
 }  // namespace megashard

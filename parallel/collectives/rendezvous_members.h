@@ -7,10 +7,9 @@
 
 namespace megashard {
 
-/// Returns when every rank is there once, all of them started for the same world and each with a
-/// GPU of its own (`gpu`: its identity; empty: it has none). A rank that finds
-/// otherwise tells the others, which throw its message. At the deadline all throw who did not
-/// come. Collective; included by .cpp files only.
+/// Returns when every rank has arrived once, all with the same world size and each with its own GPU (`gpu`: its
+/// identity; empty: none). A rank that finds a conflict reports it to the others, and all throw its message. At the
+/// deadline all throw and name the missing ranks. Collective. Include in .cpp files only.
 void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const std::string& gpu,
                     const StartDeadline& deadline, WaitTeller& teller);
 

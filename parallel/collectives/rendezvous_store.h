@@ -11,17 +11,16 @@ namespace megashard {
 
 struct MeetingStore {
   c10::intrusive_ptr<c10d::Store> store{};
-  std::string reached{};  ///< its machine's numeric address, as this rank reaches it
-  std::string own{};      ///< AddressProbe's; either is empty for a file
+  std::string reached{};  ///< numeric address of the store's machine, as this rank reaches it
+  std::string own{};      ///< AddressProbe::own; both are empty for a file
 };
 
-/// The store at the address of `options`: rank 0 serves it, the others wait until it does, and
-/// throw at the deadline what became of the name, of the connection, or of the answer. Included by
-/// .cpp files only.
+/// Store at the address of `options`: rank 0 serves it; the others wait for it and throw at the deadline, with the
+/// state of the name lookup, the connection or the answer. Include in .cpp files only.
 MeetingStore make_tcp_store(const RendezvousOptions& options, const StartDeadline& deadline, WaitTeller& teller);
 MeetingStore make_file_store(const RendezvousOptions& options);
 
-/// Where the ranks meet, as a user reads it: "gpu1:29500" or the file's path.
+/// Meeting place for messages: "gpu1:29500" or the file's path.
 std::string meeting_place(const RendezvousOptions& options);
 
 }  // namespace megashard

@@ -4,13 +4,12 @@
 
 namespace megashard {
 
-/// The backend "cpu:gloo,cuda:nccl": one group of the same ranks for each kind of device. A
-/// collective runs where its tensor is; strings and barriers go through the CPU. device_type() is
-/// the accelerator's.
+/// Backend "cpu:gloo,cuda:nccl": two groups of the same ranks, one per device type. A collective runs on its tensor's
+/// device; strings and barriers use the CPU group. device_type() is the accelerator's.
 ProcessGroupPtr make_routed_group(ProcessGroupPtr on_cpu, ProcessGroupPtr on_accelerator);
 
-/// A new group of the same ranks on the CPU, for threads beside the training (make_group_apart). Collective. Throws
-/// when `group` has no backend for the CPU.
+/// A new CPU group of the same ranks for threads besides training (make_group_apart). Collective. Throws if `group` has
+/// no CPU backend.
 ProcessGroupPtr make_host_group(const ProcessGroupPtr& group, const std::string& name);
 bool has_host_backend(const ProcessGroupPtr& group);
 

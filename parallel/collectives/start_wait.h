@@ -13,15 +13,15 @@
 
 namespace megashard {
 
-/// When the waits at the start of a run must be over.
+/// Deadline for all waits at the start of a run.
 class StartDeadline {
  public:
   explicit StartDeadline(std::chrono::milliseconds timeout)
       : started_(std::chrono::steady_clock::now()), timeout_(timeout) {}
-  std::chrono::milliseconds left() const;  ///< 0: it has passed
+  std::chrono::milliseconds left() const;  ///< 0: passed
   std::string waited() const;              ///< "60 s"
-  /// Until one of `ranks` asks rank 0 again: a sixteenth of what it has waited, so that little is lost once the answer
-  /// is there, but at least 2 ms and 1 ms for each 16 ranks, which all ask.
+  /// Time before one of `ranks` asks rank 0 again: a sixteenth of the time waited so far, so that the answer is seen
+  /// soon, but at least 2 ms and 1 ms per 16 ranks, which all ask.
   std::chrono::milliseconds pause(int ranks) const;
   static constexpr std::chrono::milliseconds kLongestPause{256};
 
@@ -30,18 +30,18 @@ class StartDeadline {
   std::chrono::milliseconds timeout_;
 };
 
-/// While it lives, says now and then for whom this rank waits: "Waiting for rank 0 at gpu1:29500
-/// (3 s): nobody listens there yet".
+/// Scope that repeatedly reports which rank this one waits for: "Waiting for rank 0 at gpu1:29500 (3 s): nobody listens
+/// there yet".
 class WaitTeller {
  public:
-  /// `notice` is called from a thread of this object's; null: there is neither thread nor line.
+  /// `notice` is called from this object's thread; null: no thread and no reports.
   WaitTeller(std::function<void(const std::string&)> notice, std::chrono::milliseconds first);
   ~WaitTeller();
   WaitTeller(const WaitTeller&) = delete;
   WaitTeller& operator=(const WaitTeller&) = delete;
 
   bool tells() const { return thread_.joinable(); }
-  /// What the next lines say.
+  /// Sets the content of the next reports.
   void wait_for(const std::string& whom, const std::string& why = "");
 
  private:
@@ -55,9 +55,9 @@ class WaitTeller {
   std::thread thread_;
 };
 
-/// What `call` returns or throws; nothing at the deadline. It runs on a thread of its own, which is
-/// left behind then: for calls that know no deadline. So `call` must hold all that it uses, which is let go before the
-/// result is there.
+/// Returns or throws what `call` does; nothing at the deadline. `call` runs on its own thread, which is abandoned at
+/// the deadline: for calls without a deadline of their own. So `call` must own everything it uses; it is destroyed
+/// before the result is available.
 template <class T>
 std::optional<T> before(const StartDeadline& deadline, std::function<T()> call) {
   const auto task = std::make_shared<std::packaged_task<T()>>([call = std::move(call)]() mutable {

@@ -10,22 +10,22 @@
 
 namespace megashard {
 
-/// Where members of a group come together, time after time, whatever their collectives do: at its store, each with a
-/// word. One object on each member. Included by .cpp files only.
+/// Repeated rendezvous of a group's members through its store, whatever state its collectives are in; each brings a
+/// word. One object per member. Include in .cpp files only.
 class StoreMeeting {
  public:
-  /// `place`: part of the keys, another one for each purpose. `occasion`: what the members are about to do, for errors
+  /// `place`: part of the keys, different for each purpose. `occasion`: what the members are about to do, for errors
   /// ("connecting NCCL"). `group` must outlive it.
   StoreMeeting(c10::intrusive_ptr<c10d::Store> store, const ProcessGroup& group, std::string place,
                std::string occasion);
 
-  /// Waits for all members; returns those (as ranks of the group) whose word is not the first one's. Throws
-  /// TimeoutError, which names those who did not come by the group's deadline. `look` is called while it waits, and may
-  /// throw; null: nothing is looked at.
+  /// Waits for all members and returns those (as ranks of the group) whose word differs from the first member's. Throws
+  /// TimeoutError at the group's deadline and names the missing ones. `look` is called while waiting and may throw;
+  /// null: not called.
   std::vector<int> meet(const std::string& word, const std::function<void()>& look = nullptr);
-  /// The word that a member came with last.
+  /// The last word of a member.
   std::string word_of(int member);
-  /// The same; throws one error with the words where they differ.
+  /// meet(), but throws an error with the words if they differ.
   void agree(const std::string& word);
 
  private:
@@ -37,7 +37,7 @@ class StoreMeeting {
   c10::intrusive_ptr<c10d::Store> store_;
   const ProcessGroup& group_;
   std::string place_, occasion_;
-  int64_t round_ = 0;  // keys are used again, so that a store does not grow
+  int64_t round_ = 0;  // keys are reused, so that the store does not grow
 };
 
 }  // namespace megashard

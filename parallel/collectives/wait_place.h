@@ -5,21 +5,21 @@
 
 namespace megashard {
 
-/// While it lives, the messages of this thread's waits say where it waits. It keeps pointers: the text is made by waits
-/// that last or fail.
+/// Scope whose place is named by messages about this thread's waits. Keeps pointers only: the text is built for waits
+/// that are long or fail.
 class WaitPlace {
  public:
   struct Place {
-    const char* phase = nullptr;        ///< "training step"; null: the process's
-    int64_t step = -1;                  ///< below 0: none
-    const std::string* unit = nullptr;  ///< of FSDP; null: none
+    const char* phase = nullptr;        ///< "training step"; null: the process's phase
+    int64_t step = -1;                  ///< negative: none
+    const std::string* unit = nullptr;  ///< FSDP unit; null: none
   };
 
   /// `unit` outlives this.
   explicit WaitPlace(const std::string& unit);
-  /// A phase that is not the process's, as of a save beside training. `phase` outlives this.
+  /// A phase other than the process's, e.g. of a save besides training. `phase` outlives this.
   explicit WaitPlace(const char* phase, int64_t step = -1);
-  explicit WaitPlace(const Place& place);  ///< another thread's
+  explicit WaitPlace(const Place& place);  ///< another thread's place
   ~WaitPlace();
   WaitPlace(const WaitPlace&) = delete;
   WaitPlace& operator=(const WaitPlace&) = delete;
@@ -28,11 +28,11 @@ class WaitPlace {
   Place outer_;
 };
 
-/// What the process does from now on, on whatever thread; `phase` stays as it is.
+/// Sets the phase of the process for all threads; `phase` must stay valid.
 void enter_phase(const char* phase, int64_t step = -1);
 
 WaitPlace::Place place_of_this_thread();
-/// ", unit 'model.layers.0', training step 12", as far as it is known.
+/// ", unit 'model.layers.0', training step 12", as far as known.
 std::string text_of_place();
 
 }  // namespace megashard
