@@ -22,16 +22,16 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 
 constexpr Milliseconds kTick{250};
-constexpr std::chrono::seconds kAsksFor{2};  // the others, after a failure
+constexpr std::chrono::seconds kAsksFor{2};  // waits for the other ranks after a failure
 constexpr const char* kComparing = "comparing the order of collectives (--check-collective-order)";
 
-/// Of the keys of an object: as many have been made before it on every rank.
+/// Key prefix of an object; the count of earlier objects is the same on every rank.
 std::string next_place(const ProcessGroup& group, c10d::Store& store) {
   return c10::str("order/", store.add(c10::str("megashard/orders/", group.rank()), 1));
 }
 
-/// A line for each collective: what, of which of the root's groups, and its name, as "g17 layers.3", where g gathers
-/// and r reduces. Ranks are compared by the numbers: with expert parallelism they name their experts differently.
+/// One line per collective: kind (g: gather, r: reduce), index of the root's group, and its name, as in "g17 layers.3".
+/// Ranks are compared by index, because with expert parallelism they name their experts differently.
 std::string trail_text(const CollectiveTrail& trail, FsdpState& root) {
   std::unordered_map<const std::string*, size_t> numbers;
   for (const auto* state : root.ensure_context().states) {
@@ -68,7 +68,7 @@ struct RankTrail {
   std::string text;
 };
 
-/// Where the two part; empty: they do not. `whole`: the step is through, so none has more to come.
+/// Describes where the two ranks diverge; empty if they do not. `whole`: the step is complete, so neither adds more.
 std::string parting(int64_t step, const RankTrail& a, const RankTrail& b, bool whole) {
   if (b.rank < a.rank) return parting(step, b, a, whole);
   const auto of_a = trail_lines(a.text), of_b = trail_lines(b.text);
@@ -114,8 +114,8 @@ struct CollectiveOrder::Watch {
     changed.notify_all();
   }
 
-  /// While a step runs, looks now and then whether another rank has failed, which then wants to know how far this one
-  /// is, even if it is stuck.
+  /// During a step, checks regularly whether another rank has failed; that rank then needs this rank's progress, even
+  /// if this one hangs.
   void run() {
     std::unique_lock lock(mutex);
     while (!over) {
@@ -125,13 +125,13 @@ struct CollectiveOrder::Watch {
       lock.unlock();
       try {
         if (store->check({failed_key()})) post();
-      } catch (const std::exception&) {  // the store is gone, and with it who asked
+      } catch (const std::exception&) {  // the store is gone, and the rank that asked with it
       }
       lock.lock();
     }
   }
 
-  /// Of a step that is through on all ranks.
+  /// For a step that is complete on all ranks.
   std::string compare(const std::string& text) {
     const auto look = [this] {
       if (posted) throw std::runtime_error("another rank has failed");
@@ -141,7 +141,7 @@ struct CollectiveOrder::Watch {
     trails.meet(text, look);
     const RankTrail first{group->ranks().front(), trails.word_of(0)};
     const RankTrail other{group->ranks().at(others.front()), trails.word_of(others.front())};
-    hashes.meet("read");  // the store goes with its rank: none leaves before all have read
+    hashes.meet("read");  // the store ends with its rank: no rank leaves before all have read
     return parting(step, first, other, /*whole=*/true);
   }
 
@@ -165,7 +165,7 @@ struct CollectiveOrder::Watch {
   std::condition_variable changed;
   bool running = false, over = false;
   std::atomic<bool> posted{false};
-  std::thread thread;  // from the first step that is checked on
+  std::thread thread;  // started with the first checked step
 };
 
 CollectiveOrder::CollectiveOrder(const torch::nn::Module& root, ProcessGroupPtr world) {
@@ -210,7 +210,7 @@ std::string CollectiveOrder::why_it_failed() noexcept {
     watch.store->set(watch.failed_key(), std::string("1"));
     watch.post();
     const RankTrail mine{watch.group->ranks().at(watch.group->rank()), watch.text()};
-    std::vector<int> asked;  // the first member asks all, the others ask it
+    std::vector<int> asked;  // the first member asks all others; they ask only it
     for (int member = 0; member < watch.group->size(); ++member) {
       if (member != watch.group->rank() && (member == 0 || watch.group->rank() == 0)) asked.push_back(member);
     }
@@ -227,7 +227,7 @@ std::string CollectiveOrder::why_it_failed() noexcept {
       }
       std::this_thread::sleep_for(kTick / 5);
     }
-  } catch (const std::exception&) {  // the store is gone: nobody can be asked
+  } catch (const std::exception&) {  // the store is gone: no rank can be asked
   }
   return {};
 }

@@ -3,8 +3,8 @@
 namespace megashard {
 namespace {
 
-/// The last dimensions of together at least 16 numbers: a row of a matrix, of each stacked matrix, a filter of a
-/// convolution. Scales then take a quarter of the payload's bytes at most.
+/// Product of the last dimensions, as many as give at least 16 values: a row of a matrix or of each stacked matrix, a
+/// filter of a convolution. Scales then take at most a quarter of the payload's bytes.
 int64_t row_numel(at::IntArrayRef chunk_sizes) {
   int64_t numel = 1;
   for (size_t dim = chunk_sizes.size(); dim > 0 && numel < 16; --dim) numel *= chunk_sizes[dim - 1];

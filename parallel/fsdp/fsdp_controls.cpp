@@ -43,7 +43,7 @@ void change_own_groups(Module& module, F f) {
   for (const auto& group : state_of(module).groups()) f(*group);
 }
 
-/// Changes what excludes each other.
+/// Changes options that exclude each other.
 template <class F>
 void change_comm(FsdpParamGroup& group, F change) {
   CommOptions comm = group.comm;
@@ -54,7 +54,7 @@ void change_comm(FsdpParamGroup& group, F change) {
   group.comm = std::move(comm);
 }
 
-/// Buffers are of this memory from now on, or, if they were and `on` is false, no longer.
+/// on: allocates buffers from `memory`. Off: stops that if they came from `memory`.
 void change_memory(Module& module, bool on, GroupMemory memory) {
   change_own_groups(module, [=](FsdpParamGroup& group) {
     change_comm(group, [=](CommOptions& comm) {

@@ -24,11 +24,11 @@ HookedModule& seam_of(Module& module) {
 }
 
 struct Managed {
-  std::vector<std::pair<std::string, at::Tensor>> parameters;  // by path from the passed module; each tensor once
+  std::vector<std::pair<std::string, at::Tensor>> parameters;  // by path from the given module; each tensor once
   std::vector<at::Tensor> buffers;
 };
 
-/// States of a module and of its submodules that no earlier call manages.
+/// Collects parameters and buffers of a module and its submodules that no earlier call manages.
 void collect(const std::string& path, const Module& module, const FullyShardOptions& options,
              std::unordered_set<const Module*>& visited, std::unordered_set<const c10::TensorImpl*>& seen,
              Managed& managed) {
@@ -51,7 +51,7 @@ void collect(const std::string& path, const Module& module, const FullyShardOpti
   }
 }
 
-/// Whether the unit that has the parameter is a module around one of these.
+/// True if the parameter's unit is a module around one of `modules`.
 bool is_around(const FsdpParam& param, std::span<Module* const> modules) {
   for (const Module* outer : param.group()->state()->modules()) {
     for (const auto& inner : outer->modules(/*include_self=*/false)) {
@@ -86,7 +86,7 @@ void check_parameter(const std::string& name, const at::Tensor& parameter, std::
       "' has a gradient already: call fully_shard before the first backward, and make the optimizer afterwards");
 }
 
-/// On the mesh's device and, if asked for, in the buffers' dtype.
+/// Moves a buffer to the mesh's device and casts it to buffer_dtype if set.
 void place_buffer(const at::Tensor& buffer, const FullyShardOptions& options) {
   if (buffer.is_meta()) return;
   const bool casts = options.mixed_precision.buffer_dtype && buffer.is_floating_point();
@@ -129,7 +129,7 @@ ShardLayout layout_of(const DeviceMeshPtr& shared) {
   return {shared, mesh.group(1), mesh.size(0) > 1 ? mesh.group(0) : nullptr};
 }
 
-/// What becomes a group: parameters of one mesh.
+/// Parameters of one mesh, which become a group.
 struct MeshPart {
   FullyShardOptions options;
   ShardLayout layout;

@@ -35,7 +35,7 @@ namespace megashard {
 namespace gradient_loops {
 namespace {
 
-// The two loops that a training step runs over every gradient.
+// The two loops of a training step over every gradient.
 #define MEGASHARD_WITH_LANES "parallel/fsdp/gradient_loops.inc"
 #include "parallel/lanes/each_instruction_set.inc"
 #undef MEGASHARD_WITH_LANES
@@ -65,17 +65,17 @@ constexpr double kEpsilon = 1e-6;
 
 /// Gradients whose norms are summed over the same groups.
 struct Bucket {
-  std::vector<ProcessGroupPtr> groups;  // that shard them, or have other parts
+  std::vector<ProcessGroupPtr> groups;  // sharding groups, and the expert-parallel group if any
   c10::Device group_device = c10::kCPU;
   std::vector<at::Tensor> gradients;
 };
 
 struct Gradients {
-  std::vector<Bucket> buckets;  // in the order of the parameters: the same on every rank
+  std::vector<Bucket> buckets;  // in parameter order, which is the same on every rank
   c10::Device device = c10::kCPU;
 };
 
-/// No copy of the groups is made where there is a bucket: this runs for every parameter in every step.
+/// Copies no groups if the bucket exists: called for every parameter in every step.
 Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter, const ExpertParallelInfo& parts) {
   const auto* param = find_fsdp_param(parameter);
   const auto own = param == nullptr ? sharding_groups_of(parameter) : std::vector<ProcessGroupPtr>();
@@ -92,7 +92,7 @@ Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter, con
   return buckets.emplace_back(std::move(bucket));
 }
 
-/// Those that are defined, in their order; a tied one where it stands first.
+/// The defined tensors in order; a tied one at its first position.
 std::vector<const at::Tensor*> each_once(const std::vector<at::Tensor>& tensors) {
   std::vector<const at::Tensor*> found;
   found.reserve(tensors.size());
@@ -115,7 +115,7 @@ Gradients collect_gradients(const std::vector<at::Tensor>& parameters, const Exp
   if (!listed.empty()) found.device = listed.front()->device();
   for (const at::Tensor* each : listed) {
     const at::Tensor& parameter = *each;
-    auto& bucket = bucket_of(found.buckets, parameter, parts);  // also without a gradient: ranks reduce alike
+    auto& bucket = bucket_of(found.buckets, parameter, parts);  // even without a gradient: all ranks must match
     if (bucket.gradients.empty()) bucket.gradients.reserve(listed.size());
     const at::Tensor gradient = part == Part::kGradient ? parameter.grad() : sharded_view(parameter).local.detach();
     if (!gradient.defined()) continue;
@@ -128,7 +128,7 @@ Gradients collect_gradients(const std::vector<at::Tensor>& parameters, const Exp
   return found;
 }
 
-/// Sum of f(|x|) over n values, in an order of additions that is the same on every machine.
+/// Sum of f(|x|) over n values; the order of additions is the same on every machine.
 template <class T, class F>
 double sum_over(const T* values, int64_t n, F f) {
   double total = 0;
@@ -147,7 +147,7 @@ double largest(const T* values, int64_t n) {
   return best;
 }
 
-/// Of one gradient on the CPU: the largest |g|, or the sum of |g|^norm_type.
+/// Largest |g|, or sum of |g|^norm_type, of one gradient on the CPU.
 double local_power_cpu(const at::Tensor& gradient, double norm_type) {
   if (plan_host_pass(static_cast<int64_t>(gradient.nbytes()))) return 1;
   const at::Tensor dense = gradient.contiguous();
@@ -179,15 +179,15 @@ at::Tensor local_power(const Bucket& bucket, c10::Device device, double norm_typ
     if (gradient.numel() > 0) some.push_back(unguarded(gradient));
   }
   if (some.empty()) return at::zeros({}, at::dtype(at::kDouble).device(device));
-  // In fp64, as on the CPU: the norm, and what is clipped by it, have the same bits.
+  // In fp64 as on the CPU, so that the norm and the clipped gradients are bit-identical.
   if (norm_type == 2.0) return sum_of_squares(some);
   const auto norms = at::_foreach_norm(some, norm_type, at::kDouble);
   const auto norm = at::linalg_vector_norm(at::stack(norms), norm_type);
   return take_max ? norm : norm.pow(norm_type);
 }
 
-/// The buckets' values (0-d, on `device`) over all ranks. One all-reduce for each group, of the
-/// values of all buckets that it shards.
+/// Reduces the buckets' values (0-d, on `device`) over all ranks: one all-reduce per group, for the values of all
+/// buckets that it shards.
 void reduce_values(std::vector<at::Tensor>& values, const std::vector<Bucket>& buckets, c10::Device device,
                    ReduceOp op) {
   std::vector<ProcessGroupPtr> groups;
@@ -205,7 +205,7 @@ void reduce_values(std::vector<at::Tensor>& values, const std::vector<Bucket>& b
       concerned.push_back(i);
       parts.push_back(values[i]);
     }
-    // Offloaded gradients lie on the CPU, their group may not.
+    // Offloaded gradients are on the CPU, their group may not be.
     const at::Tensor shared = at::stack(parts).to(buckets[concerned.front()].group_device);
     group->all_reduce(shared, op).wait();
     const at::Tensor back = shared.to(device);
@@ -292,7 +292,7 @@ void multiply_grads_(const std::vector<at::Tensor>& gradients, const at::Tensor&
     if (value == 1) return;
     for (const auto& gradient : gradients) scale_cpu(gradient, value);
   } else {
-    // Of their dtype: a scalar of another one costs a launch for each gradient.
+    // Same dtype as the gradients: a scalar of another dtype costs a launch per gradient.
     const auto dtype = gradients.front().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     at::_foreach_mul_(gradients, factor.to(dtype));
   }

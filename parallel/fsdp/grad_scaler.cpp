@@ -55,7 +55,7 @@ void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
     }
     if (!parameter.grad().defined()) continue;
     gradients.push_back(unguarded(parameter.grad()));
-    device = gradients.back().device();  // the host, under CPU offload
+    device = gradients.back().device();  // the CPU under CPU offload
   }
   at::Tensor found = at::zeros({1}, at::dtype(at::kFloat).device(device));
   const at::Tensor inverse = scale_.to(device, at::kDouble).reciprocal().to(at::kFloat);

@@ -22,7 +22,7 @@ StatePtr root_state(const Module& root) {
   return state;
 }
 
-/// Path and module of everything under the root, in the order of the tree; a shared module once.
+/// Path and module of everything under the root, in tree order; shared modules once.
 std::vector<std::pair<std::string, Module*>> modules_under(const Module& root) {
   std::vector<std::pair<std::string, Module*>> modules;
   std::unordered_set<const Module*> seen;
@@ -32,7 +32,7 @@ std::vector<std::pair<std::string, Module*>> modules_under(const Module& root) {
   return modules;
 }
 
-/// The grouping of before, and the one that shall be.
+/// Replaces the current grouping by a plan's.
 class Regrouping {
  public:
   Regrouping(Module& root, const UnitPlan& plan) : root_(root), root_state_(root_state(root)) {
@@ -55,8 +55,8 @@ class Regrouping {
  private:
   struct NewUnit {
     std::vector<Module*> modules;
-    StatePtr like;  // the unit of before that its first module was, or lay in
-    bool was_unit;  // the former
+    StatePtr like;  // former unit of its first module, or around it
+    bool was_unit;  // its first module was a unit itself
     std::vector<const c10::TensorImpl*> params;
     StatePtr state;
   };
@@ -105,7 +105,7 @@ class Regrouping {
     units_.push_back(std::move(unit));
   }
 
-  /// The state of the module itself, or of the nearest one around it.
+  /// State of the module itself (true) or of the nearest module around it (false).
   std::pair<StatePtr, bool> old_state_of(std::string path) const {
     if (auto own = fsdp_state(*by_path_.at(path))) return {own, true};
     for (size_t dot = path.rfind('.'); dot != std::string::npos; dot = path.rfind('.')) {
@@ -115,7 +115,7 @@ class Regrouping {
     return {root_state_, false};
   }
 
-  /// Modules that are units no longer, and went on casting as such.
+  /// Former units that the plan does not list but that still cast.
   void find_kept_casts() {
     for (const auto& state : old_states_) {
       if (state == root_state_ || !state->casts()) continue;
@@ -146,7 +146,7 @@ class Regrouping {
       state->reshard();
       if (state != root_state_) {
         for (auto* module : state->modules()) dynamic_cast<HookedModule&>(*module).set_forward_hooks(nullptr);
-        // What controls have set before the root's first forward.
+        // Settings made by controls before the root's first forward.
         if (auto* context = state->context(); context != nullptr && context != root_state_->context())
           root_state_->ensure_context().take_settings(*context);
       }
@@ -174,7 +174,7 @@ class Regrouping {
     return policy;
   }
 
-  /// One for each mesh and policy, in the order of the parameters.
+  /// Adds one group per mesh and policy, in parameter order.
   void add_groups(FsdpState& state, const std::vector<const c10::TensorImpl*>& params) {
     std::vector<std::pair<const FsdpParamGroup*, FsdpParams>> parts;
     for (const auto* impl : params) {
@@ -206,9 +206,9 @@ class Regrouping {
 
   Module& root_;
   StatePtr root_state_;
-  std::vector<StatePtr> old_states_;  // the root's first
+  std::vector<StatePtr> old_states_;  // the root's is the first
   std::map<std::string, Module*> by_path_;
-  std::vector<NewUnit> units_;  // the plan's, then those that only cast
+  std::vector<NewUnit> units_;  // the plan's, then units that only cast
   std::unordered_map<const Module*, size_t> listed_;
   std::unordered_set<const Module*> visited_;
   std::unordered_map<const c10::TensorImpl*, const NewUnit*> unit_of_;

@@ -35,7 +35,7 @@ class UnitTrace::Clock : public std::enable_shared_from_this<Clock> {
     }
   }
 
-  /// Children that run no hooks yet tell how long their forward takes.
+  /// Installs hooks that time the forward of children without hooks.
   void watch_parts(Module& root) {
     const auto modules = root.named_modules("", /*include_self=*/false);
     for (size_t unit = 1; unit < units_.size(); ++unit) {

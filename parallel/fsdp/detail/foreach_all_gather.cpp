@@ -88,7 +88,7 @@ at::Tensor ForeachAllGather::payload_view(const Item& item, size_t index, bool o
   return typed_rows(packed_, what.dtype, ranks(), what.numel, packed_bytes_ / nbytes(1, what.dtype), from);
 }
 
-/// This rank's bytes of an unsharded storage.
+/// This rank's part of an unsharded storage.
 at::Tensor ForeachAllGather::own_part(const Item& item) const {
   return flat_view(item.param->unsharded().bytes(), {item.bytes}, rank() * item.bytes);
 }
@@ -142,7 +142,7 @@ void ForeachAllGather::start(const CommStreams& streams) {
         if (item.offset == kInPlace) item.param->unsharded().allocate();
         copy_in(item);
       }
-    } catch (...) {  // rows that are not there: no gather runs
+    } catch (...) {  // a shard has no memory: no gather runs
       packed_ = at::Tensor();
       throw;
     }

@@ -14,8 +14,8 @@
 namespace megashard {
 namespace {
 
-/// Every rank's part of a packed buffer begins on a multiple of this: where one begins off 16 bytes, NCCL copies
-/// element by element; 128 are a line of its LL128 protocol, and of a GPU's cache.
+/// Alignment of every rank's part of a packed buffer: below 16 bytes, NCCL copies element by element; 128 bytes are a
+/// line of its LL128 protocol and of a GPU's cache.
 constexpr int64_t kLine = 128;
 int64_t whole_lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
@@ -23,8 +23,8 @@ int replicas(const ShardLayout& layout) {
   return layout.replicate_group == nullptr ? 1 : layout.replicate_group->size();
 }
 
-/// One rank has nothing to send. On a device its gradients stay on the stream that made them, unless copies to the host
-/// or an all-reduce shall run beside backward.
+/// True if there is one rank, which sends nothing. On a device its gradients then stay on their stream unless offload
+/// copies or an all-reduce must overlap with backward.
 bool stays_on_stream(const ReduceGroup& group, const CommStreams& streams) {
   if (group.layout.shard_group->size() > 1) return false;
   if (!streams.enabled()) return true;
@@ -32,10 +32,10 @@ bool stays_on_stream(const ReduceGroup& group, const CommStreams& streams) {
          !group.params.front()->sharded_param().is_cpu();
 }
 
-/// Which ranks had a gradient, at the end of every rank's part: for each parameter one element, or one for each rank,
-/// of which this rank writes its own.
+/// Flags at the end of every rank's part that say which ranks had a gradient: per parameter one element, or one per
+/// rank, of which this rank sets its own.
 struct Flags {
-  int64_t first;  // place in a part
+  int64_t first;  // offset in a part
   int64_t each;
   int64_t mine;
 };
@@ -43,7 +43,7 @@ struct Flags {
 void set_flags(const at::Tensor& input, int ranks, const Flags& flags, const std::vector<bool>& had) {
   const auto params = static_cast<int64_t>(had.size());
   const int64_t part_numel = input.numel() / ranks;
-  const int64_t to_end = part_numel - flags.first;  // what rounds the part up has numbers, too
+  const int64_t to_end = part_numel - flags.first;  // clears the padding, too
   if (input.is_cpu()) {
     const auto element = static_cast<int64_t>(input.element_size());
     const float yes = 1;
@@ -66,7 +66,7 @@ void set_flags(const at::Tensor& input, int ranks, const Flags& flags, const std
   }
 }
 
-/// This backward's gradient, and those of earlier ones that were not reduced.
+/// Sum of this backward's gradient and unreduced gradients of earlier ones.
 at::Tensor take_grad(FsdpParam& param) {
   at::Tensor grad = param.take_unsharded_grad();
   at::Tensor accumulated = std::exchange(param.unsharded_accumulated_grad(), {});
@@ -82,7 +82,7 @@ at::Tensor take_grad(FsdpParam& param) {
   return accumulated;
 }
 
-/// Elements that say which ranks had a parameter's gradient. One counts them; one a rank names them.
+/// Flag elements per parameter: one to count the ranks that had its gradient, one per rank to name them.
 int64_t flags_per_param(const ReduceGroup& group) {
   const int ranks = group.layout.shard_group->size() * replicas(group.layout);
   if (ranks == 1) return 0;
@@ -96,7 +96,7 @@ at::Tensor new_buffer(const ReduceGroup& group, int64_t numel, const CommStreams
                               *group.layout.shard_group, numel, group.dtype, streams.device);
 }
 
-/// The `numel` elements of a buffer from `first` on; the host waits for a device.
+/// Reads `numel` elements of a buffer from `first` on; blocks the host on a device.
 std::vector<float> read_elements(const at::Tensor& buffer, int64_t first, int64_t numel) {
   const at::Tensor part = flat_view(buffer, {numel}, first).cpu();
   std::vector<float> values(numel);
@@ -152,16 +152,16 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
   const bool widens = !group.has_wide_grads && !alone && dtype == at::kFloat && shard_group.takes_narrow_sums();
   const bool adds_narrow = alone && dtype == at::kFloat && streams.enabled() && stays_on_stream(group, streams) &&
                            reduction.factors.after == 1 && !group.comm.all_reduce_hook;
-  /// In place: 16 bits are widened by the collective, or as one rank adds them to the gradient of earlier backwards.
+  /// In place, 16-bit gradients are widened by the collective, or when one rank adds them to the earlier gradient.
   const auto sent_as = [&](const FsdpParam& param, const at::Tensor& grad) {
-    const at::ScalarType own = param.compute_dtype();  // a gradient of backwards without sync may be wide
+    const at::ScalarType own = param.compute_dtype();  // accumulated gradients (no sync) may already be wide
     const bool is_added = adds_narrow && grad.defined() && grad.scalar_type() == own && param.adds_on_device();
     return is_narrow(own) && (widens || is_added) ? own : dtype;
   };
   struct Item {
     FsdpParam* param;
     at::Tensor grad;
-    int64_t offset;  // in each rank's part of the packed buffer; kInPlace: reduced where it lies
+    int64_t offset;  // in each rank's part of the packed buffer; kInPlace: not packed
     at::ScalarType sent;
   };
   constexpr int64_t kInPlace = -1;
@@ -172,7 +172,7 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
     at::Tensor grad = take_grad(*param);
     if (!param->trainable() || (alone && !grad.defined())) continue;
     const auto& geometry = param->geometry();
-    // Whether a gradient is there may differ from rank to rank, so only what all ranks know may decide the route.
+    // Ranks may differ in which gradients exist, so the decision must use only what is the same on all ranks.
     const at::ScalarType sent = sent_as(*param, grad);
     const bool stays = may_stay && sent == param->compute_dtype() && geometry.contiguous_chunks() &&
                        (alone || geometry.chunk_numel * element >= kMinInPlaceBytes);

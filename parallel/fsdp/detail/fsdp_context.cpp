@@ -66,7 +66,7 @@ void CommContext::wait_for_reductions() {
 
 namespace {
 
-/// Whoever reads or frees gradients from here on comes after the reductions, complete or given up.
+/// Orders later reads and frees of gradients after the reductions, complete or abandoned.
 void end_reductions(CommContext& comm) {
   comm.drop_held_reduction();
   comm.wait_for_reductions();
@@ -76,7 +76,7 @@ void end_reductions(CommContext& comm) {
 
 void FsdpContext::begin_iteration() {
   auto given = std::exchange(post_optim_event, std::nullopt);
-  if (streams().enabled()) {  // the optimizer's writes come before packing, and so before gathers
+  if (streams().enabled()) {  // order the optimizer's writes before packing, and so before all-gathers
     const StreamEvent written = given ? std::move(*given) : StreamEvent::record(streams().current());
     written.make_wait(*streams().copy_in);
   }
@@ -85,7 +85,7 @@ void FsdpContext::begin_iteration() {
       if (group->sharded_state() == ShardedState::kShardedPostForward) group->reshard();
     }
   }
-  // Autocast would keep casts of unsharded weights beyond their resharding.
+  // Autocast would cache casts of unsharded weights beyond their resharding.
   autocast_cache_ = at::autocast::is_autocast_cache_enabled();
   at::autocast::set_autocast_cache_enabled(false);
 }
@@ -109,7 +109,7 @@ void FsdpContext::restore_outside_forward() {
   comm->drop_held_gather();
 }
 
-/// Ends backward, or, if the engine drops it because backward threw, undoes what backward left half done.
+/// Ends backward; if the engine drops it because backward threw, cleans up instead.
 struct FsdpContext::BackwardEnd {
   std::shared_ptr<FsdpContext> context;
   bool done = false;
@@ -139,7 +139,7 @@ void FsdpContext::finish_backward() {
     for (auto* state : states) {
       state->forget_post_forward_order();
       for (const auto& group : state->groups()) {
-        // Prefetched for nothing, or unsharded by an evaluation that ran inside this backward.
+        // Prefetched but unused, or unsharded by an evaluation inside this backward.
         if (group->reshards_after_backward() && !state->forward_running()) group->reshard();
         group->wait_for_host_memory();
       }

@@ -55,9 +55,9 @@ ShardGeometry geometry_of(const at::Tensor& parameter, const std::string& name, 
 
 size_t unsharded_bytes(const FsdpParam* param) { return param->unsharded().tensor().nbytes(); }
 
-/// Behind those of `set` from `first` on that can lie one after the other; null: one of another unit.
+/// End of the run of `set` from `first` on that can be adjacent. Null entries belong to another unit.
 size_t end_of_run(const std::vector<FsdpParam*>& set, size_t first) {
-  constexpr size_t kAlignment = 64;  // of each, as of all of LibTorch's memory
+  constexpr size_t kAlignment = 64;  // of each weight, as of all LibTorch memory
   size_t end = first;
   const auto follows = [&](const FsdpParam* param) {
     return param != nullptr && param->compute_dtype() == set[first]->compute_dtype() &&
@@ -150,7 +150,7 @@ ShardedTensor FsdpParam::sharded_tensor() const {
 
 c10::Device FsdpParam::sharded_device() const { return offload_ ? c10::Device(c10::kCPU) : layout_.mesh->device(); }
 
-/// A view of this rank's part of a whole tensor.
+/// View of this rank's part of a whole tensor.
 at::Tensor FsdpParam::part_of(const at::Tensor& whole) const {
   at::Tensor part = whole.detach();
   const auto offsets = geometry_.offsets(rank_), sizes = geometry_.local_sizes(rank_);
@@ -202,7 +202,7 @@ void FsdpParam::init_unsharded(std::optional<at::ScalarType> param_dtype) {
   set_name(info_->name);
 }
 
-/// Its dtype is the policy's affair: what the user sets afterwards would not reach the reduction.
+/// The policy sets the gradient dtype: a dtype set by the user after fully_shard would not reach the reduction.
 void FsdpParam::check_grad_dtype() const {
   if (!parameter_.requires_grad() || !at::isFloatingType(parameter_.scalar_type())) return;
   const auto expected = policy_.grad_dtype.value_or(parameter_.scalar_type());
@@ -323,7 +323,7 @@ void FsdpParam::accumulate_sharded_grad(const at::Tensor& buffer, int64_t offset
   if (!mine.defined()) {
     mine = guarded(rows, grad_info_);
   } else if (rows.is_cpu() && mine.is_contiguous() && mine.scalar_type() == rows.scalar_type()) {
-    // What was offloaded before is there: the host has waited for `rows` on the same stream.
+    // Earlier offloaded gradients have arrived: the host has waited for `rows` on the same stream.
     if (!plan_host_pass(static_cast<int64_t>(3 * rows.nbytes())))
       add_elements(mine.data_ptr(), rows.const_data_ptr(), rows.scalar_type(), rows.numel());
   } else {
@@ -341,7 +341,7 @@ bool FsdpParam::adds_on_device() const {
   return mine.defined() && !mine.is_cpu();
 }
 
-/// In the gradient's dtype and where the shard lies; the rows themselves if they are both already.
+/// Converts to the gradient's dtype and the shard's device; returns the rows themselves if both match.
 at::Tensor FsdpParam::to_stored_grad(const at::Tensor& rows, bool adds) {
   at::Tensor converted = rows;
   if (rows.scalar_type() != grad_dtype()) {

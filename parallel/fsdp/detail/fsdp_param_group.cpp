@@ -31,7 +31,7 @@ FsdpParamGroup::FsdpParamGroup(FsdpParams params, const FsdpParamGroup& like)
 }
 
 FsdpParamGroup::~FsdpParamGroup() {
-  if (context_ != nullptr) context_->comm->forget(this);  // which another root may share
+  if (context_ != nullptr) context_->comm->forget(this);  // another root may share it
 }
 
 void FsdpParamGroup::lazy_init(const std::shared_ptr<FsdpContext>& context) {
@@ -50,7 +50,7 @@ void FsdpParamGroup::move_to(const std::shared_ptr<FsdpContext>& context) {
   if (context_ != nullptr) context_ = context;
 }
 
-/// Takes over what became of the sharded parameters outside. Whether a dtype was changed by it.
+/// Adopts changes made to the sharded parameters from outside. Returns true if a dtype changed.
 bool FsdpParamGroup::reset_sharded_params() {
   bool converted = false, rebound = false;
   for (const auto& param : params_) {
@@ -58,7 +58,7 @@ bool FsdpParamGroup::reset_sharded_params() {
     converted |= param->reset_sharded_param();
     rebound |= param->sharded_param().unsafeGetTensorImpl() != before;
   }
-  // Rows that were cut out of the new data just now, after what begins an iteration has waited.
+  // New rows were copied just now, after the start of the iteration ordered the streams.
   const CommStreams& streams = context_->streams();
   if (rebound && streams.enabled()) order_streams(streams.current(), *streams.copy_in);
   return converted;
@@ -135,7 +135,7 @@ void FsdpParamGroup::show_unsharded_sizes() {
 }
 
 void FsdpParamGroup::reshard() {
-  if (sharded_state_ == ShardedState::kUnsharding) wait_for_unshard(/*in_forward=*/false);  // a prefetch nobody used
+  if (sharded_state_ == ShardedState::kUnsharding) wait_for_unshard(/*in_forward=*/false);  // an unused prefetch
   if (sharded_state_ == ShardedState::kShardedPostForward) post_forward_all_gather_.drop_slices();
   if (sharded_state_ == ShardedState::kSizesOnly) {
     for (const auto& param : params_) param->to_sharded();
@@ -162,7 +162,7 @@ bool FsdpParamGroup::reshards_after_backward() const {
 
 void FsdpParamGroup::reshard_when_complete(FsdpParam& param) {
   if (sharded_state_ != ShardedState::kUnsharded || !reshards_after_backward() || !reshards_one_by_one) return;
-  // A backward inside another one knows only its own uses of the parameter.
+  // A nested backward only knows its own uses of the parameter.
   if (torch::autograd::get_current_graph_task_id() != backward_) return;
   if (param.aliases_sharded_param() || param.unsharded().has_views() || param.changed_while_unsharded()) return;
   param.free_unsharded();
@@ -229,7 +229,7 @@ bool FsdpParamGroup::owes_reduction() const {
 void FsdpParamGroup::reduce() {
   const ProfilerRange range("post_backward_reduce", name_);
   const c10::NoGradGuard no_grad;
-  wait_for_reduce_scatter();  // of this group's last reduction
+  wait_for_reduce_scatter();  // of this group's previous reduction
   wait_for_all_reduce();
   const bool has_wide_grads = unreduced_ || policy_.grad_dtype.has_value();
   const ReduceGroup group{params_, layout_, comm, reduce_dtype(params_, policy_), unused_, has_wide_grads};
@@ -283,7 +283,7 @@ void FsdpParamGroup::wait_for_reduce_scatter() {
   shared.all_reducing.push_back(this);
 }
 
-/// Of what is reduced: no buffer of it goes back.
+/// True if every reduced buffer is kept as gradient views, so that none is freed.
 bool FsdpParamGroup::gradients_are_views() const {
   return std::ranges::all_of(reduction_->buffers, [](const Reduction::Buffer& buffer) {
     return std::ranges::all_of(buffer.entries,
@@ -301,7 +301,7 @@ void FsdpParamGroup::wait_for_all_reduce() {
   assign_grads();
 }
 
-/// On a stream of the user's.
+/// Assigns gradients on a stream given by the user.
 void FsdpParamGroup::assign_grads_on(const c10::Stream& stream) {
   order_streams(*context_->streams().reduce_scatter, stream);
   context_->comm->reduces_on(stream);
@@ -318,7 +318,7 @@ void FsdpParamGroup::assign_grads() {
     if (comm.all_reduce_hook) comm.all_reduce_hook(buffer.output);
     if (reduction->factors.after != 1) buffer.output.div_(reduction->factors.after);
     for (const auto& entry : buffer.entries) {
-      if (!flags.somebody_had(entry)) continue;  // none is assigned, as without sharding
+      if (!flags.somebody_had(entry)) continue;  // no rank had it: stays undefined, as without sharding
       entry.param->accumulate_sharded_grad(buffer.output, entry.offset);
       hooked |= entry.param->has_grad_hooks();
     }
@@ -333,7 +333,7 @@ void FsdpParamGroup::assign_grads() {
   CommContext& shared = *context_->comm;
   const bool elsewhere = layout_.replicate_group != nullptr || comm.all_reduce_hook_stream;
   if (shared.streams.enabled() && elsewhere) {
-    // What the gradients do not keep is held: it was made on the reduce-scatter stream and is read on this one.
+    // Holds buffers that no gradient keeps: written on the reduce-scatter stream, read on this one.
     std::erase_if(reduction->buffers, [](const auto& buffer) { return buffer.output.storage().use_count() > 1; });
     if (!reduction->buffers.empty()) shared.hold_reduction(std::move(reduction));
   }
@@ -368,7 +368,7 @@ void FsdpParamGroup::abandon_backward() noexcept {
       wait_for_all_reduce();
     }
   } catch (const std::exception&) {
-    // The group's collectives failed; the exception that ends backward says why.
+    // The group's collectives failed; the exception that ended backward has the reason.
   }
   reduction_.reset();
   if (context_ != nullptr) context_->comm->forget(this);

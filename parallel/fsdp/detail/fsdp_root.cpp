@@ -1,4 +1,4 @@
-// What FsdpState does as a root: it finds the units under it, which then share its context.
+// FsdpState's role as a root: it finds the units under it, which then share its context.
 
 #include <unordered_map>
 #include <unordered_set>
@@ -17,7 +17,7 @@ FsdpContext& FsdpState::ensure_context() {
     context_ = std::make_shared<FsdpContext>(comm_);
     context_->states.push_back(this);
     provisional_ = true;
-    // New streams, which no root's forward has made wait for the weights.
+    // New streams; no root's forward has ordered them after the weights' writes.
     const CommStreams& streams = context_->streams();
     if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);
   }

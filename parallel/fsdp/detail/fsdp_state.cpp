@@ -19,7 +19,7 @@ namespace {
 
 bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-/// Connects one module of a fully_shard call with the call's state.
+/// Connects one module of a fully_shard call to the call's state.
 class ModuleHooks final : public ForwardHooks {
  public:
   ModuleHooks(std::shared_ptr<FsdpState> state, size_t index) : state_(std::move(state)), index_(index) {}
@@ -67,7 +67,7 @@ void FsdpState::register_hooks() {
 void FsdpState::add_group(std::unique_ptr<FsdpParamGroup> group) {
   group->set_state(this);
   groups_.push_back(std::move(group));
-  name_group(groups_.size() - 1);  // by the module's class, until a root gives it a path
+  name_group(groups_.size() - 1);  // class name, until a root assigns a path
 }
 
 bool FsdpState::all_ran() const {
@@ -75,7 +75,7 @@ bool FsdpState::all_ran() const {
 }
 
 void FsdpState::pre_forward(TensorRefs inputs) {
-  enter_guarded_forward();  // before all that may throw: forward_failed leaves it
+  enter_guarded_forward();  // before anything that may throw: forward_failed leaves it
   lazy_init();
   if (!inside_backward() && context_->forward_depth++ == 0) {
     context_->begin_iteration();
@@ -92,7 +92,7 @@ void FsdpState::start_forward(TensorRefs inputs) {
   forward_running_ = !recompute;
   repeated_ = ForwardToRepeat::count();
   if (auto* scope = RecomputeScope::current(); scope != nullptr && !context_->backward_running) {
-    // A reentrant recompute around the root: the end of the outer backward is the one to wait for.
+    // For a reentrant recompute around the root, the end of the outer backward matters.
     scope->before_inner_backward([context = context_] { context->queue_final_callback(); });
   }
   for (const auto& group : groups_) group->reshard_if_partial();
@@ -129,10 +129,10 @@ void FsdpState::finish_partial_forward() {
 }
 
 void FsdpState::unshard(bool in_backward) {
-  ensure_context();  // a list or the user may name a unit of a root that has not run
+  ensure_context();  // a prefetch list or the user may name a unit of a root that has not run
   for (const auto& group : groups_) {
     if (in_backward && !group->unshard_in_backward) continue;
-    group->lazy_init(context_);  // a listed unit need not have run before
+    group->lazy_init(context_);  // a listed unit may not have run yet
     group->unshard();
   }
 }
@@ -147,7 +147,7 @@ void FsdpState::post_forward(size_t index, TensorRefs outputs) {
   if (policy_.output_dtype) cast_floating(outputs, *policy_.output_dtype);
   if (!inside_backward()) {
     if (context_->forward_depth == 1) context_->end_iteration();
-    --context_->forward_depth;  // after all that may throw: forward_failed does it then
+    --context_->forward_depth;  // after anything that may throw: forward_failed does it then
   }
   leave_guarded_forward();
 }
@@ -160,7 +160,7 @@ void FsdpState::finish_forward() {
         "' was changed in place inside its forward, which its caller's graph cannot see: clone the input first");
   }
   if (repeated_ != ForwardToRepeat::count()) {
-    // A part of it runs again in a backward of its own, which this unit's cannot see coming.
+    // A part of this unit is recomputed in its own backward, which this unit's backward does not see.
     for (const auto& group : groups_) group->reshards_one_by_one = false;
   }
   if (!forward_running_) return;  // a recompute: backward still needs the parameters
@@ -209,7 +209,7 @@ void FsdpState::pre_backward() {
     if (group->unshard_in_backward) {
       group->wait_for_unshard(/*in_forward=*/false);
     } else {
-      group->show_unsharded_sizes();  // autograd lays gradients out like their parameters
+      group->show_unsharded_sizes();  // autograd allocates gradients with their parameters' layout
     }
     group->set_aside_sharded_grads();
   }
@@ -242,7 +242,7 @@ void FsdpState::post_backward() {
       std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->reduce_grads; });
   tell_clock(reduces ? UnitMoment::kReduce : UnitMoment::kResharded);
   CommContext& comm = *context_->comm;
-  const size_t max_reducing = std::max(comm.max_reducing, groups_.size());  // a unit's own may overlap
+  const size_t max_reducing = std::max(comm.max_reducing, groups_.size());  // groups of one unit may overlap
   while (comm.reducing.size() + groups_.size() > max_reducing) comm.reducing.front()->wait_for_reduce_scatter();
   for (const auto& group : groups_) {
     if (group->reduce_grads) {
@@ -266,12 +266,12 @@ void FsdpState::finish_missed_backward() {
   if (training_state_ == TrainingState::kPreBackward || (idle && owes)) post_backward();
 }
 
-/// The root's inputs, which a loader may have left in host memory.
+/// For the root's inputs, which a loader may leave in host memory.
 void FsdpState::move_to_device(TensorRefs tensors) const {
   if (mesh_device_.is_cpu()) return;
   for (auto* tensor : tensors) {
     if (!tensor->defined() || tensor->device() == mesh_device_) continue;
-    // Autograd knows no way through pinned memory.
+    // Copying through pinned memory is not differentiable.
     *tensor = tensor->requires_grad() ? tensor->to(mesh_device_) : on_device(*tensor, mesh_device_);
   }
 }

@@ -9,7 +9,7 @@
 namespace megashard {
 namespace {
 
-/// The box of `numel` consecutive indices of dimensions `sizes`; empty if they make none.
+/// Box formed by `numel` consecutive indices of dimensions `sizes`; empty if they form none.
 std::vector<int64_t> box_of(at::IntArrayRef sizes, int64_t numel) {
   std::vector<int64_t> box(sizes.size(), 1);
   for (size_t i = sizes.size(); i-- > 0;) {
@@ -24,8 +24,8 @@ std::vector<int64_t> box_of(at::IntArrayRef sizes, int64_t numel) {
   return box;
 }
 
-/// Calls add(copy, place of its first row in the whole, place in the buffer), places in elements:
-/// once for dimension 0, where the chunks follow one another in the whole, and else once a rank.
+/// Calls add(copy, row strides in the whole and the buffer, offsets in the whole and the buffer), all in elements: once
+/// if the chunks are consecutive in the whole (dimension 0), else once per rank.
 template <class Add>
 void for_each_copy(const ShardGeometry& geometry, int64_t stride, Add add) {
   if (geometry.runs == 1) {

@@ -12,11 +12,11 @@
 namespace megashard {
 namespace {
 
-/// Known by its type, so that a saved tensor can be recognised without looking for its group.
+/// A type of its own, so that saved tensors are recognised without a search for their group.
 struct UnshardedStorageImpl final : c10::StorageImpl {
   using c10::StorageImpl::StorageImpl;
-  c10::intrusive_ptr<AdjacentMemory> adjacent;  // or null
-  size_t offset = 0;                            // in it
+  c10::intrusive_ptr<AdjacentMemory> adjacent;  // may be null
+  size_t offset = 0;                            // within `adjacent`
 };
 
 c10::Storage empty_storage(size_t nbytes, c10::Device device) {
@@ -29,7 +29,7 @@ c10::Storage empty_storage(size_t nbytes, c10::Device device) {
 }  // namespace
 
 UnshardedStorage::UnshardedStorage(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) {
-  const c10::InferenceMode no_inference(false);  // or the tensors could never be trained
+  const c10::InferenceMode no_inference(false);  // inference tensors could never be trained
   const auto nbytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
   const auto storage = empty_storage(nbytes, device);
   storage_ = storage.unsafeGetStorageImpl();
