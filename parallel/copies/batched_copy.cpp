@@ -14,7 +14,7 @@
 namespace megashard {
 namespace {
 
-/// The CPU twin of copy_kernel.
+/// CPU twin of copy_kernel.
 void copy_on_host(const RowsCopy& copy) {
   const auto from_bytes = static_cast<int64_t>(c10::elementSize(copy.from_dtype));
   const auto to_bytes = static_cast<int64_t>(c10::elementSize(copy.to_dtype));
@@ -94,7 +94,7 @@ void copy_batch(std::span<const RowsCopy> copies, c10::Device device) {
     for (const RowsCopy& copy : copies) copy_on_host(copy);
     return;
   }
-  const c10::DeviceGuard guard(device);  // of launches; backward may run on another thread
+  const c10::DeviceGuard guard(device);  // for launches; backward may run on another thread
   make_copy_tables(copies, cuda_kernels().copy);
 }
 

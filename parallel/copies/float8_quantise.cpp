@@ -14,7 +14,7 @@ bool aligned_to(const at::Tensor& tensor, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % bytes == 0;
 }
 
-/// The device's threads, all in one.
+/// Does the work of all device threads in one.
 void quantise_on_host(const Float8Quantise& quantise) {
   with_format(quantise.format, [&](auto zero) {
     using From = decltype(zero);
