@@ -4,7 +4,7 @@
 namespace megashard {
 namespace {
 
-/// The table is read through the constant cache, the same piece by all threads of a block.
+/// The table goes through the constant cache: all threads of a block read the same piece.
 __global__ __launch_bounds__(CopyTable::kThreads) void copy_kernel(const __grid_constant__ CopyTable table) {
   copy_tile(table, blockIdx.x, static_cast<int>(threadIdx.x));
 }

@@ -13,7 +13,7 @@ constexpr int kMaxBlocks = 2048;
 __device__ int64_t thread_of_grid() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 __device__ int64_t threads_of_grid() { return static_cast<int64_t>(gridDim.x) * kThreads; }
 
-/// The maximum of bits does not depend on the order of the blocks.
+/// The maximum of bits is independent of the order of blocks.
 template <class From>
 __global__ __launch_bounds__(kThreads) void amax_kernel(const Float8Quantise quantise) {
   const uint32_t mine = amax_of_thread<From>(quantise, 0, thread_of_grid(), threads_of_grid());
@@ -32,7 +32,7 @@ __global__ __launch_bounds__(kThreads) void quantise_kernel(const Float8Quantise
   quantise_in_thread<From>(quantise, 0, *quantise.amax, thread_of_grid(), threads_of_grid());
 }
 
-/// A warp a row. Two blocks on a multiprocessor, as four below, leave the registers with which fp64 does not spill.
+/// One warp per row. Two blocks per multiprocessor (four below) leave enough registers for fp64 without spills.
 template <class From>
 __global__ __launch_bounds__(kThreads, 2) void quantise_rows_kernel(const Float8Quantise quantise) {
   const int64_t warps = threads_of_grid() / 32, lane = threadIdx.x % 32;
@@ -47,7 +47,7 @@ __global__ __launch_bounds__(kThreads, 4) void dequantise_kernel(const Float8Deq
   dequantise_payload<To, kHasRows>(dequantise, static_cast<int>(blockIdx.y), thread_of_grid(), threads_of_grid());
 }
 
-/// Four vectors of eight a thread, as long as the grid allows.
+/// Four vectors of eight per thread while the grid limit allows.
 unsigned blocks_for(int64_t numel) {
   const int64_t blocks = (numel + 32 * kThreads - 1) / (32 * kThreads);
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);

@@ -39,8 +39,8 @@ c10d::ReduceOp nccl_op(ReduceOp op) {
   return c10d::ReduceOp::UNUSED;
 }
 
-/// A group of one needs no communicator; MEGASHARD_NCCL_SINGLE=1 gives it one all the same, to try
-/// NCCL on a machine with a single GPU.
+/// A group of one rank needs no communicator; MEGASHARD_NCCL_SINGLE=1 creates one anyway, to test NCCL on a machine
+/// with one GPU.
 bool connects_alone() {
   const char* text = std::getenv("MEGASHARD_NCCL_SINGLE");
   return text != nullptr && std::string_view(text) == "1";
@@ -48,19 +48,19 @@ bool connects_alone() {
 
 enum class Connects { kAtOnce, kAtFirstUse };
 
-/// How long the end of a group waits for what is under way, and for other ranks: they may be gone.
+/// Maximum wait at the end of a group for running collectives and for other ranks, which may be gone.
 constexpr std::chrono::seconds kEndsWithin{10};
 
-// What errors say that ranks were about to do.
+// Operations named by errors.
 constexpr const char* kConnecting = "connecting NCCL";
 constexpr const char* kSharing = "sharing memory between GPUs (communication_memory: symmetric)";
 
-/// NCCL on the stream that is current at the call (asyncOp = false): what follows on that stream
-/// comes after, so no handle is needed. NCCL chooses the order of addition. Its watchdog enforces
-/// the deadline: it reports the collective and ends the process.
+/// NCCL on the stream that is current at the call (asyncOp = false): later work on that stream is ordered after it, so
+/// no handle is needed. NCCL chooses the order of addition. Its watchdog enforces the deadline: it reports the
+/// collective and ends the process.
 class NcclProcessGroup final : public ProcessGroup, public HasStore {
  public:
-  /// `parent`: its communicator is split, which its members do together; null: by the store.
+  /// `parent`: splits its communicator, together with its other members; null: connects through the store.
   explicit NcclProcessGroup(const NcclGroupOptions& options, Connects connects,
                             const c10::intrusive_ptr<c10d::ProcessGroupNCCL>& parent = nullptr)
       : ProcessGroup(options.rank, options.ranks, options.name, options.timeout), options_(options) {
@@ -80,7 +80,7 @@ class NcclProcessGroup final : public ProcessGroup, public HasStore {
     if (connects == Connects::kAtOnce) connect();
   }
 
-  /// Closes when what is under way is through; aborts where this rank has failed, or others do not come any more.
+  /// Closes after running collectives have ended; aborts if this rank has failed or other ranks do not arrive.
   ~NcclProcessGroup() override {
     if (nccl_ == nullptr) return;
     const bool has_failed = failed_ || std::uncaught_exceptions() > 0 || nccl_->getError() != c10d::ErrorType::SUCCESS;
@@ -149,13 +149,13 @@ class NcclProcessGroup final : public ProcessGroup, public HasStore {
     if (nccl_ == nullptr) return copy(output, input);
     c10d::AllToAllOptions options;
     options.asyncOp = false;
-    Splits given = splits;  // it takes them by reference to what may change
+    Splits given = splits;  // NCCL takes non-const references
     at::Tensor flat_output = output.view({-1}), flat_input = input.view({-1});
     return run("all_to_all",
                [&] { return nccl_->alltoall_base(flat_output, flat_input, given.output, given.input, options); });
   }
 
-  /// Messages to one rank and from one, in the form of an all-to-all: the host knows all sizes.
+  /// One message to a rank and one from a rank, as an all-to-all: the host knows all sizes.
   Work shift_into(at::Tensor output, at::Tensor input, int distance) override {
     check_tensors("shift", Shapes::kEqual, output, input);
     const int next = rank_behind(distance), previous = rank_behind(-distance);
@@ -197,7 +197,7 @@ class NcclProcessGroup final : public ProcessGroup, public HasStore {
     return options;
   }
 
-  /// Of NCCL, which knows no deadline while it starts: all ranks meet first, then it has a thread of its own.
+  /// NCCL's start has no deadline: all ranks meet first, then NCCL starts on its own thread.
   void connect() {
     agree("start", kConnecting, "NCCL");
     within_deadline(kConnecting,
@@ -226,12 +226,12 @@ class NcclProcessGroup final : public ProcessGroup, public HasStore {
     }
   }
 
-  /// Of a call that must not hold up an end, whatever comes of it.
+  /// For calls that must not block the end, whatever their result.
   template <typename Call>
   bool ends(Call call) const {
     try {
       return is_through(StartDeadline(std::min<std::chrono::milliseconds>(timeout(), kEndsWithin)), call);
-    } catch (const std::exception&) {  // the ranks go their ways in any case
+    } catch (const std::exception&) {  // the ranks end in any case
       return false;
     }
   }
@@ -262,8 +262,8 @@ class NcclProcessGroup final : public ProcessGroup, public HasStore {
     return Work();
   }
 
-  /// A window of the communicator, which all ranks make together. NCCL knows of the memory only when every rank has it,
-  /// so none waits inside the allocator for one that has none.
+  /// Creates a window of the communicator. Collective. Memory is registered with NCCL only after every rank has
+  /// allocated it, so that no rank waits inside the allocator for one without memory.
   at::Tensor new_window(int64_t bytes) {
     if (!connected_) connect();
     const c10::cuda::CUDAGuard guard(device());
@@ -290,9 +290,9 @@ class NcclProcessGroup final : public ProcessGroup, public HasStore {
 
   NcclGroupOptions options_;
   bool connected_ = false, failed_ = false;
-  std::vector<std::shared_ptr<at::cuda::MemPool>> pools_;  // of one window each
+  std::vector<std::shared_ptr<at::cuda::MemPool>> pools_;  // one window each
   KeptBuffers windows_;
-  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;  // null in a group of one, mostly
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;  // null in a group of one rank (except MEGASHARD_NCCL_SINGLE)
 };
 
 int device_count() { return c10::cuda::device_count(); }
@@ -321,7 +321,7 @@ ProcessGroupPtr make_nccl_group(const NcclGroupOptions& options) {
 
 }  // namespace megashard
 
-// What load_cuda_module() looks up by name.
+// Looked up by name in load_cuda_module().
 extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
   *module = {.device_count = megashard::device_count,
              .set_device = megashard::set_device,

@@ -5,13 +5,13 @@
 namespace megashard {
 namespace {
 
-// The tables are read through the constant cache, the same piece by all threads of a block.
+// Tables go through the constant cache: all threads of a block read the same piece.
 
 __global__ __launch_bounds__(AdamWTable::kThreads, 4) void adamw_kernel(const __grid_constant__ AdamWTable table) {
   adamw_tile(table, blockIdx.x, static_cast<int>(threadIdx.x));
 }
 
-/// The sum of a block's threads, in its first one.
+/// Sum over the threads of a block, valid in thread 0.
 __device__ double sum_of_block(double mine) {
   __shared__ double sums[SquaresTable::kThreads];
   const int thread = static_cast<int>(threadIdx.x);

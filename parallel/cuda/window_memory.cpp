@@ -10,7 +10,7 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-/// While it lives, what this thread allocates on the device comes from the pool.
+/// Scope in which this thread's allocations on the device come from the pool.
 class FromPool {
  public:
   FromPool(at::cuda::MemPool& pool, c10::DeviceIndex device) : pool_(pool), device_(device) {
@@ -20,7 +20,7 @@ class FromPool {
   }
   ~FromPool() {
     allocator::endAllocateToPool(device_, pool_.id());
-    allocator::releasePool(device_, pool_.id());  // the beginning counts a user, the end does not
+    allocator::releasePool(device_, pool_.id());  // begin counts a user, end does not
   }
   FromPool(const FromPool&) = delete;
   FromPool& operator=(const FromPool&) = delete;
