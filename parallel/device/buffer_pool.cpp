@@ -24,20 +24,21 @@ size_t size_class(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-/// The switch of the C library's heap (docs/launch.md).
+/// Same switch as the C library's heap (docs/launch.md).
 bool wants_huge_pages() {
   const char* tunables = std::getenv("GLIBC_TUNABLES");
   return tunables != nullptr && std::string_view(tunables).find("glibc.malloc.hugetlb=1") != std::string_view::npos;
 }
 
-/// As many addresses as the machine has memory; they become usable from the first on.
+/// Reserved address range as large as the machine's memory; made usable from the start as needed.
 class Addresses {
  public:
   Addresses() {
     const auto memory = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-    for (size_t bytes = memory; begin_ == nullptr && bytes >= kStep; bytes /= 2) reserve(bytes);  // as ulimit -v allows
+    for (size_t bytes = memory; begin_ == nullptr && bytes >= kStep; bytes /= 2) reserve(bytes);  // less under ulimit
+                                                                                                  // -v
   }
-  /// Null: there is no memory for [offset, end).
+  /// Null if there is no memory for [offset, end).
   char* at(size_t offset, size_t end) { return end <= usable_ || extend(end) ? begin_ + offset : nullptr; }
 
  private:
@@ -83,13 +84,13 @@ class CpuBufferPool final : public c10::Allocator {
   }
 
  private:
-  enum class Kind { kSmall, kPart, kAlone };  // kAlone: of the C library, to which it returns
+  enum class Kind { kSmall, kPart, kAlone };  // kAlone: allocated and freed by the C library
   struct Block {
     CpuBufferPool* pool;
     Kind kind;
     size_t asked;
     void* data;
-    size_t place;  // small: its size class; a part: where it begins
+    size_t place;  // small: its size class; part: its offset
   };
 
   Block* take_small(size_t bytes) {
@@ -142,7 +143,7 @@ class CpuBufferPool final : public c10::Allocator {
   std::mutex mutex_;
   int64_t handed_out_ = 0;
   std::function<void(int64_t)> observer_;
-  std::unordered_map<size_t, std::vector<Block*>> free_;  // small ones, by class
+  std::unordered_map<size_t, std::vector<Block*>> free_;  // small blocks, by class
   RangeAllocator parts_;
   Addresses addresses_;
 };

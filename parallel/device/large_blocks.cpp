@@ -23,7 +23,7 @@ class LargeBlocks final : public c10::Allocator {
     blocks_.insert_or_assign(begin, std::move(block));
     return {begin, begin, &release, c10::kCPU};
   }
-  // oneDNN keeps nothing of a block but where it begins, and may free those of the allocator before.
+  // oneDNN keeps only a block's address, and may free blocks of the previous allocator here.
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 

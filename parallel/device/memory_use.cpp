@@ -12,7 +12,7 @@ namespace {
 struct UseCounts {
   std::array<std::atomic<int64_t>, 2> bytes{};  // by MemoryClass
   std::atomic<bool> observed{false};
-  std::mutex mutex;  // of the observer, and of its calls
+  std::mutex mutex;  // for the observer and its calls
   std::function<void(const MemoryUse&)> observer;
 
   std::atomic<int64_t>& of(MemoryClass which) { return bytes[static_cast<size_t>(which)]; }

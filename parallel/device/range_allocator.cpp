@@ -6,8 +6,8 @@
 namespace megashard {
 namespace {
 
-constexpr size_t kUnit = 64;                  // as LibTorch aligns its memory
-constexpr size_t kRecent = size_t{16} << 20;  // bytes that wait to be taken again as they are: about a cache
+constexpr size_t kUnit = 64;                  // LibTorch's alignment
+constexpr size_t kRecent = size_t{16} << 20;  // bytes kept for reuse at the same size: about a cache
 
 size_t in_units(size_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
@@ -61,7 +61,7 @@ size_t RangeAllocator::grow(size_t bytes) {
   return begin;
 }
 
-/// It becomes one with the free parts beside it.
+/// Merges a part with adjacent free parts.
 void RangeAllocator::join(const Part& part) {
   auto [offset, bytes] = part;
   auto next = free_.lower_bound(offset);

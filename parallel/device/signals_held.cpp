@@ -7,8 +7,8 @@
 namespace megashard {
 namespace {
 
-/// All but those of a fault of the thread itself: the kernel ends a process that blocks one of them, whatever handler
-/// it has.
+/// Blocks all signals except those of the thread's own faults: the kernel kills a process that blocks one of these,
+/// whatever its handler.
 void block_signals(sigset_t* before = nullptr) {
   sigset_t signals;
   sigfillset(&signals);
@@ -20,7 +20,7 @@ void block_signals(sigset_t* before = nullptr) {
 
 SignalsHeld::SignalsHeld() {
   block_signals(&before_);
-  // OpenMP's threads have nothing to do with signals: they never take one again. New ones inherit the mask.
+  // OpenMP's threads need no signals: they keep the mask for good. New ones inherit it.
   thread_local int team = 1;
   const int threads = at::get_num_threads();
   if (threads > 1 && !at::in_parallel_region() && std::exchange(team, threads) != threads)

@@ -7,9 +7,9 @@
 namespace megashard {
 namespace {
 
-// StorageImpl can start to refuse reads but offers no way back. Explicit instantiation may name a private member: this
-// takes the flag's address, and a LibTorch that renames it fails to compile here. What sets the memory also lets writes
-// look at the flag.
+// StorageImpl can start to refuse reads but has no way back. Explicit instantiation may name a private member: this
+// takes the flag's address, and a LibTorch that renames it fails to compile here. Setting the memory also makes writes
+// check the flag.
 template <bool c10::StorageImpl::*Flag>
 struct RefusesReads {
   friend bool c10::StorageImpl::*refuses_reads_flag() { return Flag; }
