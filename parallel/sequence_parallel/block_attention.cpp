@@ -28,8 +28,8 @@ Kernel kernel_for(const at::Tensor& q, const BlockMask& mask) {
   return has_flash_kernel(q) && !mask.allowed.defined() ? Kernel::kFlash : Kernel::kEfficient;
 }
 
-/// What is added to the scores. Of memory-efficient attention a row begins at a multiple of 16 elements, and the
-/// sizes are those of all scores; others need no more than strides.
+/// Bias added to the scores. Memory-efficient attention needs rows that begin at multiples of 16 elements and the sizes
+/// of all scores; other kernels need only strides.
 std::optional<at::Tensor> bias_of(const BlockMask& mask, const at::Tensor& q) {
   if (!mask.allowed.defined()) return std::nullopt;
   const auto& allowed = mask.allowed;
@@ -39,30 +39,30 @@ std::optional<at::Tensor> bias_of(const BlockMask& mask, const at::Tensor& q) {
   return bias.expand({q.size(0), q.size(1), allowed.size(2), keys});
 }
 
-/// Each key head as often as query heads share it: memory-efficient attention knows no groups.
+/// Repeats each key head for its query heads: memory-efficient attention has no grouped heads.
 at::Tensor spread(const at::Tensor& keys, const at::Tensor& q) {
   const int64_t groups = keys.size(1), shared = q.size(1) / groups;
   if (shared == 1) return keys;
   return keys.unsqueeze(2).expand({-1, -1, shared, -1, -1}).flatten(1, 2);
 }
 
-/// The sum of a key head's gradients.
+/// Sums the gradients of each key head.
 at::Tensor gathered(const at::Tensor& gradient, const at::Tensor& keys) {
   const int64_t groups = keys.size(1);
   if (gradient.size(1) == groups) return gradient;
   return gradient.unflatten(1, {groups, -1}).sum(2, /*keepdim=*/false, accumulated_dtype(gradient));
 }
 
-/// As memory-efficient attention reads it: rows of a multiple of 32, that end in infinity.
+/// Log-sum-exp as memory-efficient attention reads it: row lengths padded to a multiple of 32 with infinity.
 at::Tensor aligned_lse(const at::Tensor& lse) {
   const int64_t missing = (32 - lse.size(2) % 32) % 32;
   return missing == 0 ? lse.contiguous() : at::constant_pad_nd(lse, {0, missing}, kInfinity);
 }
 
-/// Where kernels ask for the state of a dropout that there is none of.
+/// For kernels that take a dropout state, without dropout.
 at::Tensor no_seed(const at::Tensor& q) { return at::empty({2}, q.options().dtype(at::kLong)); }
 
-/// Kernels differ in what they say of a query that sees no key.
+/// Kernels differ in their results for a query without keys.
 void mark_blind_queries(BlockAttention& block, const at::Tensor& allowed) {
   const at::Tensor blind = allowed.any(3).logical_not();  // [B or 1, 1, queries]
   block.out.masked_fill_(blind.unsqueeze(3), 0);

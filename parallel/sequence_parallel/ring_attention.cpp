@@ -27,8 +27,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// A tensor on its way to the next place, and the one that comes from the place before. On a GPU
-/// both go over the ring's stream; they are kept until the current stream has waited for it.
+/// A tensor sent to the next place and the one received from the previous place. On a GPU both use the ring's stream
+/// and are kept until the current stream has waited for it.
 class Passage {
  public:
   Passage(const Ring& ring, at::Tensor sent) : sent_(std::move(sent)), received_(at::empty_like(sent_)) {
@@ -51,14 +51,14 @@ class Passage {
   StreamEvent passed_;
 };
 
-/// What all of a call's steps share.
+/// State shared by all steps of a call.
 struct RingCall : torch::CustomClassHolder {
   SequenceShard shard;
   int64_t window = 0;
   double scale = 0;
 
   int places() const { return shard.ring->group->size(); }
-  /// Whose keys are here at a step.
+  /// Place whose keys are here at a step.
   int source_at(int step) const { return (shard.ring->group->rank() + places() - step) % places(); }
   std::vector<RingBlock> blocks_at(int step, const at::Tensor& begins, const at::Tensor& q) const {
     return ring_blocks({begins, window}, places(), shard.ring->group->rank(), source_at(step), q.size(1), q.device());
@@ -66,12 +66,12 @@ struct RingCall : torch::CustomClassHolder {
 };
 using RingCallPtr = c10::intrusive_ptr<RingCall>;
 
-/// Rows of [B, rows, heads, D], as kernels take them: [B, heads, rows, D].
+/// Rows of [B, rows, heads, D] in the kernels' layout [B, heads, rows, D].
 at::Tensor heads_of(const at::Tensor& x, const RowRange& rows) {
   return x.narrow(1, rows.begin, rows.size).transpose(1, 2);
 }
 
-/// The attention of a place's queries over the keys that have come by so far.
+/// Attention of a place's queries over the keys seen so far.
 class MergedAttention {
  public:
   explicit MergedAttention(const at::Tensor& q)
@@ -126,7 +126,7 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
     const auto accumulated = q.options().dtype(accumulated_dtype(q));
     const at::Tensor grad_q = at::zeros(q.sizes(), accumulated);
     at::Tensor keys_values = at::stack({k, v});
-    std::optional<Passage> gradients;  // of the keys and values at hand, from the places that had them before
+    std::optional<Passage> gradients;  // gradients of the current keys and values, from the places that had them before
     for (int step = 0; step < call.places(); ++step) {
       std::optional<Passage> next;
       if (step + 1 < call.places()) next.emplace(*call.shard.ring, keys_values);

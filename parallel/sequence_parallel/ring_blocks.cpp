@@ -6,8 +6,8 @@
 namespace megashard {
 namespace {
 
-/// Without masks: causality alone leaves one block. The chunks of `source` lie on both sides of those of `place`, or
-/// between them.
+/// Without masks, causality leaves one block. The chunks of `source` lie on both sides of those of `place`, or between
+/// them.
 RingBlock causal_block(int64_t place, int64_t source, int64_t rows) {
   const RowRange all{0, rows}, first{0, rows / 2}, second{rows / 2, rows / 2};
   if (source == place) return {.queries = all, .keys = all, .mask = {.causal = true}};
@@ -15,12 +15,12 @@ RingBlock causal_block(int64_t place, int64_t source, int64_t rows) {
   return {.queries = second, .keys = all};
 }
 
-/// Rows of the sequence.
+/// Positions of rows in the sequence.
 at::Tensor numbers_of(const RowRange& rows, c10::Device device) {
   return at::arange(rows.begin, rows.begin + rows.size, at::TensorOptions(at::kLong).device(device));
 }
 
-/// Of some queries and keys, by their rows of the sequence: which see which.
+/// Mask of some queries and keys, given by their positions in the sequence.
 at::Tensor seen(const RingMask& mask, const RowRange& queries, const RowRange& keys, c10::Device device) {
   const at::Tensor query = numbers_of(queries, device).view({1, 1, -1, 1}), key = numbers_of(keys, device);
   at::Tensor allowed = query.ge(key);

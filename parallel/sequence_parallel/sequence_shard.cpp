@@ -13,7 +13,7 @@
 namespace megashard {
 namespace {
 
-/// Of a ring's place: its two chunks.
+/// The two chunks of a ring's place.
 std::vector<RowRange> chunks_of_place(const SequenceShard& shard, int64_t place) {
   const int64_t chunks = 2 * int64_t{shard.ring->group->size()};
   const int64_t size = shard.length / chunks;
@@ -23,7 +23,7 @@ std::vector<RowRange> chunks_of_place(const SequenceShard& shard, int64_t place)
   return {{place * size, size}, {(chunks - 1 - place) * size, size}};
 }
 
-/// Rows [begin, begin + size) of what the ranges are one behind the other.
+/// Rows [begin, begin + size) of the concatenated ranges.
 std::vector<RowRange> part_of_ranges(const std::vector<RowRange>& ranges, int64_t begin, int64_t size) {
   std::vector<RowRange> part;
   int64_t before = 0;
@@ -107,7 +107,7 @@ at::Tensor whole_of_rows(const at::Tensor& mine, int64_t dim, const SequenceShar
   const at::Tensor rows_first = mine.detach().transpose(0, dim);
   auto sizes = rows_first.sizes().vec();
   sizes[0] = shard.max_rows();
-  const at::Tensor sent = at::empty(sizes, mine.options());  // rows that a rank lacks stay unset: nobody reads them
+  const at::Tensor sent = at::empty(sizes, mine.options());  // missing rows stay uninitialised and are never read
   sent.narrow(0, 0, rows_first.size(0)).copy_(rows_first);
   sizes[0] = ranks * shard.max_rows();
   const at::Tensor all = at::empty(sizes, mine.options());

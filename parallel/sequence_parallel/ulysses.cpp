@@ -22,7 +22,7 @@ using SequenceExchange = HeadTensors (*)(const HeadTensors&, const SequenceShard
 HeadTensors recorded_exchange(const char* name, const HeadTensors& inputs, const SequenceShard& shard,
                               SequenceExchange exchange, SequenceExchange inverse);
 
-/// Backward is the inverse exchange, recorded when a second derivative is asked for.
+/// Backward is the inverse exchange; it is recorded for second derivatives.
 class SequenceExchangeNode final : public torch::autograd::Node {
  public:
   SequenceExchangeNode(const char* name, torch::autograd::edge_list next, SequenceShard shard,
@@ -30,7 +30,7 @@ class SequenceExchangeNode final : public torch::autograd::Node {
       : Node(std::move(next)), name_(name), shard_(std::move(shard)), exchange_(exchange), inverse_(inverse) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    for (size_t i = 0; i < gradients.size(); ++i) {  // all ranks exchange all of them
+    for (size_t i = 0; i < gradients.size(); ++i) {  // all ranks must exchange all of them
       if (!gradients[i].defined()) gradients[i] = input_metadata(i).zeros_like();
     }
     return recorded_exchange(name_, gradients, shard_, inverse_, exchange_);
@@ -65,13 +65,13 @@ at::Tensor exchanged(const at::Tensor& sent, const SequenceShard& shard) {
   return got;
 }
 
-/// A buffer of blocks, one for each rank, of rows: [ranks * max_rows, B, heads, D]. Rows beyond
-/// the sequence, at its end, stay unset: nobody reads them.
+/// Buffer with one block of rows per rank: [ranks * max_rows, B, heads, D]. Rows past the end of the sequence stay
+/// uninitialised and are never read.
 at::Tensor blocks_for(const at::Tensor& like, int64_t heads, const SequenceShard& shard) {
   return at::empty({shard.group->size() * shard.max_rows(), like.size(0), heads, like.size(3)}, like.options());
 }
 
-/// The same as [ranks, rows, B, heads, D].
+/// The same buffer as [ranks, rows, B, heads, D].
 at::Tensor by_rank(const at::Tensor& blocks, const SequenceShard& shard) {
   return blocks.unflatten(0, {shard.group->size(), shard.max_rows()}).narrow(1, 0, shard.rows());
 }
