@@ -13,7 +13,7 @@ namespace {
 
 using Region = at::Tensor (*)(const at::Tensor&, const ProcessGroupPtr&);
 
-/// Backward is the counterpart itself, recorded when a second derivative is asked for.
+/// Backward is the counterpart; it is recorded for second derivatives.
 class RegionNode final : public torch::autograd::Node {
  public:
   RegionNode(const char* name, torch::autograd::edge_list next, Region counterpart, ProcessGroupPtr group)
