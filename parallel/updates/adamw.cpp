@@ -28,7 +28,7 @@ void run(const AdamWPiece& piece, const AdamWCoefficients<float>& coefficients, 
 }
 #undef MEGASHARD_RUN
 
-/// Elements [begin, end) of a piece.
+/// Steps elements [begin, end) of a piece.
 void step_part(const AdamWPiece& piece, const AdamWNumbers& numbers, int64_t begin, int64_t end) {
   if (piece.main_format == FloatFormat::kDouble)
     return adamw_part<PlainMemory, double>(piece, numbers, begin, end, /*thread=*/0, /*threads=*/1);
@@ -52,7 +52,7 @@ namespace {
 
 constexpr int64_t kElementsOfAThread = int64_t{1} << 15;
 
-/// What a step reads and writes.
+/// Bytes that a step reads and writes.
 int64_t bytes_moved(std::span<const AdamWPiece> pieces) {
   int64_t bytes = 0;
   for (const AdamWPiece& piece : pieces) {

@@ -58,7 +58,7 @@ at::Tensor sum_of_squares(const std::vector<at::Tensor>& tensors) {
     dense.push_back(plain.is_non_overlapping_and_dense() ? plain : plain.contiguous());
     tiles += tiles_of(plain);
   }
-  // The total stands behind the sums.
+  // The total follows the sums.
   const at::Tensor sums = at::empty({tiles + 1}, tensors.front().options().dtype(at::kDouble).requires_grad(false));
   auto* const data = sums.mutable_data_ptr<double>();
   make_squares_tables(dense, data, cuda_kernels().squares);
