@@ -11,7 +11,7 @@
 namespace megashard {
 namespace {
 
-// A key that LibTorch keeps for tests: above autograd, and without kernels of its own.
+// A dispatch key that LibTorch keeps for tests: above autograd, without kernels of its own.
 constexpr auto kGuardKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 thread_local int forward_depth = 0;
@@ -28,11 +28,11 @@ thread_local int forward_depth = 0;
               "flatten all gradients (LBFGS) cannot be used");
 }
 
-/// What an operator does with its tensors, as far as local rows are concerned.
+/// How an operator uses its tensors, as far as local rows matter.
 enum class Use {
-  kRows,     // element by element, or unknown: right on local rows
-  kHandle,   // does not look at the data
-  kLike,     // makes a tensor of the same sizes: optimizers' state
+  kRows,     // elementwise or unknown: correct on local rows
+  kHandle,   // does not read the data
+  kLike,     // creates a tensor of the same sizes: optimizer state
   kMixing,   // mixes rows
   kLayer,    // a layer's use of its weight
   kFlatten,  // LBFGS flattens all gradients into one vector

@@ -87,8 +87,8 @@ ShardedTensor in_whole_model(ShardedTensor part, const TensorParallelLayout& lay
       part.placements[i] = Placement::strided_shard(layout.placement.dim, pieces);
   }
   part.global_sizes[dim] = length * pieces;
-  // Parts without rows all lie at the end: at the end of their own piece, they would have the
-  // offset of the next piece's first part.
+  // All parts without rows get the end of the whole tensor as offset: the end of their own piece is also the offset of
+  // the next piece's first part.
   part.offsets[dim] = part.local.size(layout.placement.dim) == 0 ? part.global_sizes[dim]
                                                                  : part.offsets[dim] + layout.group->rank() * length;
   return part;
