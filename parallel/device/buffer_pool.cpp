@@ -35,7 +35,7 @@ class Addresses {
  public:
   Addresses() {
     const auto memory = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-    for (size_t bytes = memory; begin_ == nullptr && bytes >= kStep; bytes /= 2) reserve(bytes);  // less under ulimit
+    for (size_t bytes = memory; begin_ == nullptr && bytes >= kStep; bytes /= 2) reserve(bytes);  // limited by ulimit
                                                                                                   // -v
   }
   /// Null if there is no memory for [offset, end).
