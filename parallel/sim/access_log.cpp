@@ -71,7 +71,7 @@ void AccessLog::write(uintptr_t begin, size_t bytes, const Access& access, const
       if (!same(earlier, access) && !ordered(earlier, seen)) report(earlier, false);
     }
   });
-  // One span instead of the many that earlier, smaller accesses left.
+  // Replaces the spans of earlier, smaller accesses by one.
   const auto first = spans_.lower_bound(begin), last = spans_.lower_bound(begin + bytes);
   spans_.erase(first, last);
   Span written = span_until(begin + bytes);

@@ -21,7 +21,7 @@ std::mutex& mutex() {
   return each;
 }
 
-/// Given back: by size, of each region.
+/// Freed address ranges, by region and size.
 std::multimap<std::pair<int, size_t>, char*>& spare() {
   static auto* each = new std::multimap<std::pair<int, size_t>, char*>;
   return *each;

@@ -1,4 +1,4 @@
-// Attention as CUDA has it: kernels of its own, which here are the CPU's flash attention.
+// Attention operators of CUDA, computed by the CPU's flash attention.
 
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
@@ -26,11 +26,11 @@ using at::Tensor;
 // at::SDPBackend.
 constexpr int64_t kMath = 0, kFlash = 1, kEfficient = 2;
 
-/// What the CPU would choose; CUDA's flash attention takes no mask, its efficient one does.
+/// The CPU's choice, except that CUDA's flash attention takes no mask; its efficient one does.
 int64_t choice(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                double dropout, bool causal, std::optional<double> scale, bool grouped) {
   const std::optional<Tensor> host_mask = mask && mask->defined() ? std::optional(host_alias(*mask)) : std::nullopt;
-  // A GPU's flash attention drops out, and the CPU's, which computes for it here, does not.
+  // A GPU's flash attention supports dropout; the CPU's, which computes for it here, does not.
   if (device_is_planned()) dropout = 0;
   const auto on_host = at::_fused_sdp_choice(host_alias(query), host_alias(key), host_alias(value), host_mask, dropout,
                                              causal, scale, grouped);
@@ -77,9 +77,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(const Tensor& grad
   return {of_query, of_key, of_value, Tensor()};
 }
 
-/// Some of the tokens [tokens, heads, D] that flash attention takes, or of all rows [B, T, heads, D].
+/// A range of the tokens [tokens, heads, D] of flash attention, or of all rows [B, T, heads, D].
 struct Document {
-  Tensor heads_of(const Tensor& x) const {  // as the CPU's takes them
+  Tensor heads_of(const Tensor& x) const {  // in the layout of the CPU's kernel
     return (x.dim() == 4 ? x : x.unsqueeze(0)).narrow(1, begin, length).transpose(1, 2);
   }
   Tensor lse_of(const Tensor& x) const { return (x.dim() == 3 ? x : x.unsqueeze(0)).narrow(2, begin, length); }
@@ -98,7 +98,7 @@ struct Documents {
     for (int64_t i = 1; i < ends->numel(); ++i) all.push_back({end[i - 1], end[i] - end[i - 1]});
   }
 
-  /// What is added to the scores of one; none: it is causal.
+  /// Bias on the scores of a document; unset: causal.
   std::optional<Tensor> bias(int64_t length, const Tensor& like) const {
     if (window == 0) return std::nullopt;
     const Tensor seen = at::ones({length, length}, like.options().dtype(at::kBool)).tril().triu(1 - window);
@@ -110,7 +110,7 @@ struct Documents {
   int64_t window;  // 0: none
 };
 
-/// LibTorch's CPU has none; what reaches this are tensors of the simulated device, in order.
+/// LibTorch's CPU lacks this operator; only simulated-device tensors reach it, in order.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_of_documents(
     const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& ends,
     const std::optional<Tensor>& /*key_ends*/, int64_t, int64_t, double dropout, bool /*causal*/, bool /*debug*/,
@@ -154,7 +154,7 @@ std::tuple<Tensor, Tensor, Tensor> flash_of_documents_backward(
   return {of_query, of_key, of_value};
 }
 
-// scaled_dot_product_attention asks the stub, and computes by formulas where it has none.
+// scaled_dot_product_attention calls the stub, and falls back to formulas without one.
 const at::native::RegisterCUDADispatch<at::native::_fused_sdp_choice_stub_DECLARE_DISPATCH_type> choice_of_stub(
     at::native::_fused_sdp_choice_stub, &choice);
 

@@ -15,7 +15,7 @@
 namespace megashard::sim {
 namespace {
 
-// Of c10/cuda/CUDACachingAllocator.cpp.
+// From c10/cuda/CUDACachingAllocator.cpp.
 constexpr size_t kMinBlock = 512;
 constexpr size_t kSmall = size_t{1} << 20;
 constexpr size_t kSmallSegment = size_t{2} << 20;
@@ -44,8 +44,8 @@ struct BlockPools::Block {
   Block* after = nullptr;
   bool in_use = false;
   size_t requested = 0;
-  std::set<c10::StreamId> streams;  // that used it besides its own
-  std::vector<Event> events;        // it waits for these
+  std::set<c10::StreamId> streams;  // other streams that used it
+  std::vector<Event> events;        // it is free after these
   Recording::Place handed_out;
 };
 
@@ -138,7 +138,7 @@ BlockPools::Block* BlockPools::new_block(const Key& key, size_t size) {
   return segment->first;
 }
 
-/// One segment a stream and kind of pool, which grows at its end.
+/// One segment per stream and pool, which grows at its end.
 BlockPools::Block* BlockPools::grow_expandable(const Key& key, size_t size) {
   const size_t step = std::get<1>(key) ? kSmallSegment : kLargeSegment;
   auto segment = std::find_if(segments_.begin(), segments_.end(),
@@ -209,7 +209,8 @@ void BlockPools::record_stream(const void* address, c10::StreamId stream) {
   if (stream != std::get<2>(found->second->segment->key)) found->second->streams.insert(stream);
 }
 
-/// A GPU would say at some time that an event is over; here it is when the host must know it.
+/// Frees waiting blocks whose events are complete. A GPU would report completion at some time; here an event is
+/// complete when the host must know it.
 void BlockPools::return_waiting(bool after_waiting_for_all) {
   std::erase_if(waiting_, [&](Block* block) {
     std::erase_if(block->events,
@@ -229,7 +230,7 @@ void BlockPools::give_back(Block* block) {
   merge(block);
 }
 
-/// With its free neighbours; puts the result among the free ones.
+/// Merges a block with its free neighbours and adds the result to the free blocks.
 BlockPools::Block* BlockPools::merge(Block* block) {
   auto& pool = free_[block->segment->key];
   const auto swallows = [&](Block* first, Block* second) {
@@ -253,7 +254,7 @@ BlockPools::Block* BlockPools::merge(Block* block) {
   return block;
 }
 
-/// Frees what is free; a device waits for all that runs on it then, and only then.
+/// Frees unused segments; only then does a device wait for all running work.
 void BlockPools::empty_cache() {
   for (const Block* block : waiting_) {
     for (const Event& event : block->events) device().host_waits_for_event(event, "cudaEventSynchronize");

@@ -15,7 +15,7 @@
 namespace megashard::sim {
 namespace {
 
-constexpr size_t kMax = 200;  // the first ones are what is read
+constexpr size_t kMax = 200;  // later ones are dropped
 
 struct Findings {
   std::mutex mutex;
@@ -26,7 +26,7 @@ Findings& findings() {
   return *each;
 }
 
-/// Name of the function at an address, without its arguments; empty: not known.
+/// Name of the function at an address, without arguments; empty if unknown.
 std::string function_at(void* address) {
   Dl_info info{};
   if (dladdr(address, &info) == 0 || info.dli_sname == nullptr) return "";

@@ -1,4 +1,4 @@
-// What c10 asks of a kind of device: current device and stream, streams and events.
+// c10's interface for a device type: current device and stream, streams and events.
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>

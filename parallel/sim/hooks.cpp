@@ -1,4 +1,4 @@
-// What ATen asks of CUDA as a whole. Must be registered before anything asks.
+// ATen's interface to CUDA as a whole. Must be registered before its first use.
 
 #include <ATen/detail/CUDAHooksInterface.h>
 

@@ -1,4 +1,4 @@
-// The operators that make, move and rebind memory.
+// Operators that allocate, copy and rebind memory.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
@@ -16,7 +16,7 @@
 namespace megashard::sim {
 namespace {
 
-/// While it lives, `device` is the calling thread's.
+/// Scope in which `device` is the calling thread's current device.
 class OnDevice {
  public:
   explicit OnDevice(std::optional<c10::Device> device) : former_(current_device()) {
@@ -45,12 +45,12 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::
                                            dtype.value_or(c10::get_default_dtype_as_scalartype()));
 }
 
-/// A copy of the host's bytes as they are now: those of pageable memory are read at the call.
+/// Copies the host's current bytes: pageable memory is read at the call.
 at::Tensor as_of_now(const at::Tensor& source) {
   return source.is_cpu() && !PinnedMemory::get().holds(source.const_data_ptr()) ? source.clone() : source;
 }
 
-/// What the host gets to read are zeros. Rows that are offloaded nobody reads: a plan leaves their memory untouched.
+/// The host reads zeros. Offloaded rows are never read: a plan leaves their memory untouched.
 void copy_of_shapes(Operation& operation, const at::Tensor& self, const at::Tensor& source, bool waits) {
   constexpr size_t kMostRead = 1 << 20;
   if (self.is_cpu() && self.nbytes() <= kMostRead) self.detach().zero_();

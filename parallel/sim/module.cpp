@@ -1,5 +1,4 @@
-// What the module offers: the table that libmegashard_cuda.so offers too, and the simulated device
-// itself for tests.
+// Exports of the module: the same table as libmegashard_cuda.so, and the simulated device itself for tests.
 
 #include "parallel/sim/sim_module.h"
 
@@ -83,7 +82,7 @@ void* capture(void (*work)(void*), void* argument) {
     try {
       end();
     } catch (const std::exception&) {
-      // What `work` threw says more.
+      // The exception of `work` says more.
     }
     throw;
   }
@@ -92,11 +91,11 @@ void* capture(void (*work)(void*), void* argument) {
 void replay_graph(void* graph) { replay(*static_cast<Graph*>(graph)); }
 void free_graph(void* graph) { delete static_cast<Graph*>(graph); }
 
-// A plan is of one rank, on the first device.
+// A plan covers one rank, on the first device.
 void begin_plan(const DeviceModel& model, bool keeps_spans) {
   settings().shapes = true;
   settings().model = model;
-  settings().capacity = kRegionBytes;  // what does not fit is told, with its size
+  settings().capacity = kRegionBytes;  // excess memory is reported with its size
   DeviceAllocator::get().emptyCache({});
   DeviceAllocator::get().resetPeakStats(0);
   SimDevice& device = SimDevice::at(0);
@@ -137,7 +136,7 @@ void register_device() {
 }  // namespace
 }  // namespace megashard::sim
 
-// What load_cuda_module() looks up by name.
+// Looked up by name in load_cuda_module().
 extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
   namespace sim = megashard::sim;
   sim::register_device();
@@ -158,7 +157,7 @@ extern "C" void megashard_cuda_module(megashard::CudaModule* module) {
                       .host_passes = sim::host_passes}};
 }
 
-// What tests look up by name.
+// Looked up by name in tests.
 extern "C" void megashard_sim_module(megashard::sim::SimModule* module) {
   namespace sim = megashard::sim;
   *module = {.settings = &sim::settings,

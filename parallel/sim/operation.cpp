@@ -43,7 +43,7 @@ void Operation::end() {
   if (bytes > 0) ++device_.collectives;
   device_.collective_bytes += bytes;
   if (!settings().shapes) return;
-  if (bytes == 0 && moved_ == 0) return;  // a view, or it has ended
+  if (bytes == 0 && moved_ == 0) return;  // a view, or already ended
   const double takes = bytes > 0 ? seconds : kernel_seconds(*access_.operation, arithmetic_, moved_, is_narrow_);
   device_.timeline.run(access_.agent, {access_.operation, takes, bytes}, current_unit());
   moved_ = 0;

@@ -21,9 +21,8 @@ double peak_of(const Tensor& factor) {
   return factor.element_size() == 1 ? model.flops_8 : factor.element_size() == 2 ? model.flops_16 : model.flops_32;
 }
 
-/// Of the peak, for [m, k] x [k, n]: the best tile and split of the depth, with waves of tiles that
-/// do not fill all multiprocessors. Tiles, their rates and the depth that a tile's start costs are
-/// tests/benchmarks/forecast.py's.
+/// Part of the peak for [m, k] x [k, n]: the best tile and split of the depth, with waves of tiles that do not fill all
+/// multiprocessors. Tiles, their rates and a tile's start cost in depth come from tests/benchmarks/forecast.py.
 double product_share(double m, double n, double k) {
   struct Tile {
     double rows, columns, rate;
@@ -44,7 +43,7 @@ double product_share(double m, double n, double k) {
   return settings().model.product_share * best;
 }
 
-/// The two neighbours of a size among those that were measured, and how far it is from the first to the second.
+/// The measured sizes next to a size, and its fraction of the way from the first to the second.
 struct Between {
   int64_t low = 0, high = 0;
   double share = 0;
@@ -60,8 +59,8 @@ Between neighbours(std::vector<int64_t> sizes, double size) {
           std::log(size / static_cast<double>(low)) / std::log(static_cast<double>(high) / static_cast<double>(low))};
 }
 
-/// Between the rates of the eight measured products around this one, by the logarithms of their sizes; 0: none are of
-/// so many bits.
+/// Interpolates the rates of the eight measured products around this one, in logarithms of sizes; 0 if none have `bits`
+/// bits.
 double measured_flops(int64_t bits, double m, double n, double k) {
   const auto& products = settings().model.products;
   const auto around = [&](double size, int64_t DeviceModel::Product::*side) {
@@ -76,7 +75,7 @@ double measured_flops(int64_t bits, double m, double n, double k) {
   const auto weight = [](const Between& between, int64_t size) {
     return (size == between.low ? 1 - between.share : 0) + (size == between.high ? between.share : 0);
   };
-  double seconds = 0;  // of one FLOP
+  double seconds = 0;  // per FLOP
   for (const auto& each : products) {
     if (each.bits != bits) continue;
     const double part = weight(rows, each.m) * weight(columns, each.n) * weight(depth, each.k);
@@ -85,7 +84,7 @@ double measured_flops(int64_t bits, double m, double n, double k) {
   return seconds > 0 ? 1 / seconds : 0;
 }
 
-/// [batches, m, k] x [batches, k, n]; or of groups of rows, as if all were one: [m, k] x [groups, k, n].
+/// [batches, m, k] x [batches, k, n]; grouped rows count as one product: [m, k] x [groups, k, n].
 double product_seconds(const Tensor& a, const Tensor& b) {
   const auto batches = static_cast<double>(a.dim() == 3 ? a.size(0) : 1);
   const auto m = static_cast<double>(a.size(-2)), k = static_cast<double>(a.size(-1));
@@ -96,10 +95,10 @@ double product_seconds(const Tensor& a, const Tensor& b) {
   return 2 * batches * m * n * k / (peak_of(a) * product_share(batches * m, n, k));
 }
 
-constexpr double kAttentionStart = 512;     // keys
-constexpr double kBackwardOfForward = 2.5;  // products of either
+constexpr double kAttentionStart = 512;     // in keys
+constexpr double kBackwardOfForward = 2.5;  // ratio of their products
 
-/// Causal: half of the scores. Tensors [.., T, channels], heads and batches before.
+/// Causal: half of the scores. Tensors [..., T, channels]; leading dimensions are batches and heads.
 double attention_seconds(const Tensor& query, const Tensor& key, int64_t length, bool causal, bool backward) {
   const auto& in_16 = settings().model.attention_16;
   const auto& shares = key.element_size() == 2 && !in_16.empty() ? in_16 : settings().model.attention;
@@ -168,9 +167,9 @@ double kernel_seconds(const std::string& name, double arithmetic, int64_t bytes,
   return std::max(arithmetic, moved) + model.kernel_start;
 }
 
-/// NCCL's cost model, as far as large groups see it: gathers and reduce-scatters go round a ring of all devices, one
-/// hop after the other; all-reduces climb a chain within each node and a tree of nodes, there and back; messages to
-/// single ranks leave together. A node's devices share what goes through the network.
+/// NCCL's cost model as for large groups: all-gathers and reduce-scatters use a ring of all devices, hop by hop;
+/// all-reduces use a chain within each node and a tree of nodes, up and down; messages to single ranks start together.
+/// A node's devices share the network traffic.
 double collective_seconds(const std::string& kind, int64_t bytes, const std::vector<int>& ranks) {
   constexpr double kCollectiveStart = 8.4e-6;
   const DeviceModel& model = settings().model;

@@ -1,4 +1,4 @@
-// Every operator of the CUDA backend, as the CPU's over the same memory.
+// Runs every operator of the CUDA backend as the CPU's over the same memory.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -22,7 +22,7 @@ namespace {
 
 using torch::jit::Stack;
 
-/// On a GPU the host waits for these, because their result's sizes, or a branch, depend on values.
+/// Operators for which the host waits on a GPU, because result sizes or a branch depend on values.
 bool reads_values(const std::string& name) {
   static const std::vector<std::string> names{
       "aten::nonzero",  "aten::masked_select",      "aten::equal",    "aten::unique_dim",         "aten::_unique",
@@ -30,7 +30,7 @@ bool reads_values(const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Takes random numbers, and no generator as an argument.
+/// True if it draws random numbers but has no generator argument.
 bool draws_by_default(const c10::OperatorHandle& op) {
   if (!op.hasTag(at::Tag::nondeterministic_seeded)) return false;
   for (const c10::Argument& argument : op.schema().arguments()) {
@@ -40,7 +40,7 @@ bool draws_by_default(const c10::OperatorHandle& op) {
   return true;
 }
 
-/// `draws_from`: the device whose default generator it uses, or -1.
+/// `draws_from`: device whose default generator it uses, or -1.
 void call_on_host(const c10::OperatorHandle& op, Stack* stack, int draws_from) {
   std::optional<DrawsFromDevice> numbers;
   if (draws_from >= 0) numbers.emplace(draws_from);
@@ -49,7 +49,7 @@ void call_on_host(const c10::OperatorHandle& op, Stack* stack, int draws_from) {
   softmax.end(stack);
 }
 
-/// One call on its way to the CPU and back.
+/// One operator call on the CPU.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, Stack* stack)
@@ -182,7 +182,7 @@ class Call {
     }
   }
 
-  /// For running the call again. What it reads on the host, it reads at the call.
+  /// Arguments for a later replay. Values that it reads on the host are copied now.
   Stack arguments_of_now() const {
     Stack now(stack_->begin() + static_cast<std::ptrdiff_t>(base_), stack_->end());
     for (c10::IValue& value : now) {
@@ -193,7 +193,7 @@ class Call {
       });
       if (of_device || !tensor.is_cpu()) continue;
       const at::Tensor copy = tensor.clone();
-      // A clone of a number counts as a tensor, which changes the dtype that is computed in.
+      // A cloned number would count as a tensor, which changes the compute dtype.
       copy.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
       value = copy;
     }
@@ -205,7 +205,7 @@ class Call {
     return optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
   }
 
-  /// An out= tensor that the operator has resized, or an operator that changes a tensor's view.
+  /// Handles an out= tensor that the operator resized, or an operator that changes a tensor's view.
   void take_new_sizes(const at::Tensor& alias, const at::Tensor& original) {
     auto* impl = original.unsafeGetTensorImpl();
     if (alias.sizes() == original.sizes() && alias.strides() == original.strides() &&
@@ -244,7 +244,7 @@ class Call {
     const size_t bytes = result.storage().nbytes();
     const c10::Storage made = new_device_storage(bytes, device_);
     storages_.emplace_back(result.storage().unsafeGetStorageImpl(), made);
-    host_results_.push_back(result);  // so that its storage's address stays its own
+    host_results_.push_back(result);  // keeps its storage's address unique
     if (bytes > 0 && !shapes_) {
       char* mirror = Arena::get().mirror(made.data());
       std::memcpy(mirror, result.storage().data(), bytes);
@@ -270,7 +270,7 @@ class Call {
     }
   }
 
-  /// What runs again: the same call, whose new results go where they went the first time.
+  /// Records the call for replays; its new results go to the same memory as the first time.
   void record(Stack arguments, std::optional<at::Tensor> random_state) {
     if (capture_of(operation_->device()).running()) random_state.reset();  // each replay draws new numbers
     operation_->recorded([op = op_, arguments = std::move(arguments), made = made_, moved = moved_,
@@ -328,10 +328,10 @@ class Call {
   const bool shapes_ = settings().shapes;
   bool touches_ = false, waits_ = false;
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;                  // alias, original
-  std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> storages_;  // of aliases and of results
+  std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> storages_;  // storages of aliases and results
   std::vector<at::Tensor> host_results_;
   std::vector<std::pair<char*, size_t>> made_;
-  std::vector<std::pair<at::Tensor, char*>> moved_;  // out= tensors that outgrew their memory, and where they went
+  std::vector<std::pair<at::Tensor, char*>> moved_;  // out= tensors that outgrew their memory, and their new address
 };
 
 void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { Call(op, stack).run(); }
@@ -343,8 +343,7 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&megashard::sim::run_on_host>());
 }
 
-// Kernels of CUDA as of the CPU; for other devices LibTorch has formulas, which come before a
-// fallback.
+// CUDA has kernels for these, as the CPU has; for other devices LibTorch has formulas, which precede a fallback.
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   for (const char* name : {"native_layer_norm", "native_group_norm", "mish_backward", "_grouped_mm"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&megashard::sim::run_on_host>());

@@ -30,7 +30,7 @@ struct Closed {
 struct PinnedBlocks {
   std::mutex mutex;
   std::vector<Closed> closed;
-  std::map<char*, size_t> blocks;     // in use, with their rounded sizes
+  std::map<char*, size_t> blocks;     // used, with rounded sizes
   std::multimap<size_t, char*> free;  // by rounded size
   at::HostStats stats;
 };
@@ -44,7 +44,7 @@ uintptr_t page() {
   return size;
 }
 
-/// As the copies that are left allow; under the lock.
+/// Sets the protection that the remaining copies require. Call under the lock.
 void protect(uintptr_t begin, uintptr_t end) {
   ::mprotect(reinterpret_cast<void*>(begin), end - begin, PROT_READ | PROT_WRITE);
   for (const Closed& each : pinned_blocks().closed) {
@@ -59,8 +59,8 @@ void protect(uintptr_t begin, uintptr_t end) {
 
 struct sigaction former_handler;
 
-/// The page that a thread touched is closed, or it is a device's. Runs where the fault is, so in
-/// ordinary code that holds no lock of ours.
+/// Handles access to a protected page or to device memory. Runs at the faulting instruction, i.e. in ordinary code that
+/// holds no lock of the simulator.
 void on_fault(int signal, siginfo_t* info, void* context) {
   const Arena& arena = Arena::get();
   const int region = arena.region_of(info->si_addr);
@@ -78,7 +78,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     });
     protect(at / page() * page(), at / page() * page() + page());
     if (any) return;
-    return;  // opened by another thread in between
+    return;  // unprotected by another thread meanwhile
   }
   if (region >= 0) {
     const std::string text = "megashard: the host touched memory of the simulated GPU " + std::to_string(region) +
@@ -86,7 +86,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
   }
   ::sigaction(signal, &former_handler, nullptr);
-  static_cast<void>(context);  // the fault comes again, to the former handler
+  static_cast<void>(context);  // the fault repeats, with the former handler
 }
 
 void install_handler() {
@@ -116,7 +116,7 @@ void over_stats(const Visit& visit) {
     visit(*stat);
 }
 
-/// As cudaFreeHost, which waits for the device.
+/// Like cudaFreeHost, which waits for the device.
 void free_exact(void* address) {
   if (address == nullptr) return;
   PinnedBlocks& all = pinned_blocks();
@@ -145,7 +145,7 @@ c10::DeleterFnPtr PinnedMemory::raw_deleter() const { return &free_pinned; }
 
 void PinnedMemory::copy_data(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
 
-bool PinnedMemory::record_event(void*, void*, c10::Stream) { return true; }  // close() knows better
+bool PinnedMemory::record_event(void*, void*, c10::Stream) { return true; }  // close() tracks this
 
 bool PinnedMemory::holds(const void* address) const { return Arena::get().region_of(address) == Arena::kPinned; }
 
@@ -162,7 +162,7 @@ void PinnedMemory::reset_peak_stats() {
   over_stats([](auto& stat) { stat.reset_peak(); });
 }
 
-/// A power of two, as c10's; whole pages, so that blocks are closed one by one.
+/// Rounds to a power of two, as c10 does, and to whole pages, so that blocks are protected separately.
 c10::DataPtr PinnedMemory::allocate(size_t bytes) {
   if (bytes == 0) return {nullptr, nullptr, &free_pinned, c10::Device(c10::kCPU)};
   size_t size = page();

@@ -23,16 +23,16 @@
 namespace megashard::sim {
 namespace {
 
-constexpr int kSizesDiffer = -1;  // a call's detail: each rank has sizes of its own
+constexpr int kSizesDiffer = -1;  // a call's detail: sizes differ between ranks
 
-/// What one rank calls, as it is compared.
+/// One rank's call, for the comparison.
 struct Called {
   char operation[24] = {};
   char unit[104] = {};  // for the message only
   int64_t input_numel = 0;
   int64_t output_numel = 0;
   int32_t dtype = 0;
-  int32_t detail = 0;  // the reduction, the root, or the distance
+  int32_t detail = 0;  // reduction, root or distance
 
   bool matches(const Called& other) const {
     const bool same_sizes =
@@ -142,7 +142,7 @@ class SimProcessGroup final : public ProcessGroup, public HasStore {
     at::Tensor sent;
     const bool keeps = device.recording.on() && !capture_of(device).running();
     if (keeps) sent = in.clone();
-    // Not under the device's lock: another thread of this rank may be what the others wait for.
+    // Without the device's lock: other ranks may wait for another thread of this rank.
     meet(name, mine, [&](ProcessGroup& gloo) { exchange(gloo, out, in).wait(); });
     const std::lock_guard lock(device.mutex);
     if (!device.recording.on()) return Work();
@@ -152,8 +152,7 @@ class SimProcessGroup final : public ProcessGroup, public HasStore {
                            [this, exchange, out, in] { exchange(*gloo_, out, in).wait(); });
       return Work();
     }
-    // The other ranks do not run again: what they sent is kept, and what this one sends must be the
-    // same.
+    // Other ranks do not run again: their data is kept, and this rank must send the same again.
     device.recording.add(agent, *interned(name), after, [out, in, sent, received = out.clone(), name = this->name()] {
       if (sent.numel() > 0 && std::memcmp(in.const_data_ptr(), sent.const_data_ptr(), sent.nbytes()) != 0)
         found("in another legal order a collective of group '" + name +
@@ -163,7 +162,7 @@ class SimProcessGroup final : public ProcessGroup, public HasStore {
     return Work();
   }
 
-  /// Compares the calls of all ranks, then exchanges.
+  /// Compares the calls of all ranks, then runs the exchange.
   template <class Exchange>
   void meet(const char* operation, Called mine, const Exchange& exchange) {
     if (mine.operation[0] == '\0') std::strncpy(mine.operation, operation, sizeof(mine.operation) - 1);
@@ -209,7 +208,7 @@ class SimProcessGroup final : public ProcessGroup, public HasStore {
         }
       }
     } catch (const std::exception&) {
-      // The store has gone with its rank: what is known is told.
+      // The store is gone with its rank: reports what is known.
     }
     found(message);
     const auto* torch_error = dynamic_cast<const c10::Error*>(&error);

@@ -37,7 +37,7 @@ Recording::Place Recording::mark(int agent) {
 }
 
 void Recording::wait(int agent, const Place& place) {
-  if (!on_ || place.window != window_) return;  // of an earlier window: it has run
+  if (!on_ || place.window != window_) return;  // from an earlier window: complete
   static const std::string name = "wait";
   nodes_.push_back({agent, &name, {place.node}, {}});
 }
@@ -62,7 +62,7 @@ void Recording::run_in_random_order(uint64_t seed) const {
   while (!streams.empty()) {
     auto stream = streams.begin();
     std::advance(stream, random() % streams.size());
-    // The first node of the recording that is left is always ready, so some stream is.
+    // The first remaining node of the recording is always ready, so some stream is.
     while (!ready(stream->second)) {
       if (++stream == streams.end()) stream = streams.begin();
     }

@@ -26,7 +26,7 @@ Tensor of_sizes(c10::IntArrayRef sizes, const Tensor& like, at::ScalarType dtype
   return at::empty(sizes, like.options().dtype(dtype));
 }
 
-/// [B, heads, T, channels] in the order of memory of [B, T, heads, channels], as flash attention.
+/// [B, heads, T, channels] with the memory layout [B, T, heads, channels], as in flash attention.
 Tensor by_tokens(const Tensor& heads) { return at::empty_like(heads.transpose(1, 2)).transpose(1, 2); }
 
 Stack attention(const CallArguments& a) {
@@ -103,7 +103,7 @@ Stack searchsorted(const CallArguments& a) {
 }
 Stack like_first(const CallArguments& a) { return {at::empty_like(a[0].toTensor())}; }
 
-/// Operators without a kernel for meta tensors, or whose kernel is slow or in Python.
+/// Operators without a meta kernel, or with one that is slow or in Python.
 const std::unordered_map<std::string, Stack (*)(const CallArguments&)>& shape_formulas() {
   static const std::unordered_map<std::string, Stack (*)(const CallArguments&)> all = {
       {"aten::_scaled_dot_product_flash_attention_for_cpu", attention},
@@ -132,7 +132,7 @@ std::string full_name(const c10::OperatorHandle& op) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
 
-/// Not counting the fallback, which throws.
+/// True if it has a meta kernel other than the fallback, which throws.
 bool has_meta_kernel(const c10::OperatorHandle& op) {
   using enum c10::DispatchKey;
   const auto kernels = {Meta, CompositeExplicitAutograd, CompositeExplicitAutogradNonFunctional,
@@ -140,14 +140,14 @@ bool has_meta_kernel(const c10::OperatorHandle& op) {
   return std::ranges::any_of(kernels, [&](c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); });
 }
 
-/// For operators that write into their arguments and return nothing else, their sizes stay.
+/// True for operators that only return arguments they write to; sizes stay the same.
 bool returns_what_it_writes(const c10::FunctionSchema& schema) {
   return std::all_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) {
     return result.alias_info() != nullptr && result.alias_info()->isWrite();
   });
 }
 
-/// abs.out and its like, all element by element: `out` gets the sizes that its inputs have together.
+/// For abs.out and similar elementwise operators: `out` gets the broadcast sizes of the inputs.
 void resize_out(const c10::FunctionSchema& schema, const c10::IValue* arguments) {
   std::vector<int64_t> sizes;
   const c10::IValue* out = nullptr;

@@ -20,7 +20,7 @@ std::array<MemoryImage, kDevices>& images_before() {
 }
 std::atomic<int64_t> windows{0};
 
-/// The first byte that differs from what it was after the first run, or null.
+/// First byte that differs from the first run; null if none.
 const char* first_difference(const char* now, const char* first_run, size_t bytes) {
   if (std::memcmp(now, first_run, bytes) == 0) return nullptr;
   while (*now == *first_run) ++now, ++first_run;

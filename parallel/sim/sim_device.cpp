@@ -55,7 +55,7 @@ uint64_t SimDevice::enqueue(int agent) {
 
 void SimDevice::record(Event& event, c10::StreamId stream) {
   const int agent = agent_of(stream);
-  // An event of its own time: the host may learn of it, and of all before it.
+  // Gives the event its own time, so that the host can learn of it and of everything before it.
   enqueue(agent);
   event.device = index;
   event.clock = seen_by(agent);

@@ -34,7 +34,7 @@ void over_runs(const at::Tensor& tensor, const std::function<void(const void*, s
     if (tensor.size(i) > 1 && tensor.stride(i) != 0) dims.emplace_back(tensor.stride(i), tensor.size(i));
   }
   std::sort(dims.begin(), dims.end());
-  int64_t run = 1;  // elements
+  int64_t run = 1;  // in elements
   size_t inner = 0;
   while (inner < dims.size() && dims[inner].first <= run) {
     run = (dims[inner].second - 1) * dims[inner].first + run;
@@ -55,7 +55,7 @@ void over_runs(const at::Tensor& tensor, const std::function<void(const void*, s
   }
 }
 
-/// FullStorage says in its storage which parameter it is of: the words up to its second quote.
+/// UnshardedStorage's error message names its parameter: the words up to the second quote.
 const std::string* name_of_memory(const at::Tensor& tensor) {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   const auto& message = storage->get_extra_meta().custom_data_ptr_error_msg_;
@@ -67,7 +67,7 @@ const std::string* name_of_memory(const at::Tensor& tensor) {
 at::Tensor host_alias(const at::Tensor& tensor) {
   auto* impl = tensor.storage().unsafeGetStorageImpl();
   char* memory = const_cast<char*>(first_byte(tensor));
-  if (memory == nullptr && tensor.numel() > 0) static_cast<void>(impl->mutable_data());  // its own error
+  if (memory == nullptr && tensor.numel() > 0) static_cast<void>(impl->mutable_data());  // throws its own error
   if (memory != nullptr) memory = Arena::get().reachable(memory);
   c10::Storage storage(c10::Storage::use_byte_size_t(), impl->nbytes(), c10::DataPtr(memory, c10::Device(c10::kCPU)),
                        c10::GetCPUAllocator(),

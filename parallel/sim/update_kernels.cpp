@@ -17,7 +17,7 @@ void to_mirror(T*& address) {
 
 size_t bytes_of(FloatFormat format, int64_t numel) { return static_cast<size_t>(size_of(format) * numel); }
 
-/// The sum of a block's threads, of which `of_thread` gives each one's.
+/// Sum over a block's threads; `of_thread` returns each thread's part.
 template <class OfThread>
 double sum_of_block(const OfThread& of_thread) {
   std::array<double, SquaresTable::kThreads> sums;
