@@ -17,13 +17,13 @@
 namespace megashard {
 namespace {
 
-// The first character of what a rank sends; its result follows, or its error message.
+// First character of a rank's message; the result or the error message follows.
 constexpr char kDone = '.';
 constexpr char kFailed = '!';
 constexpr char kValueError = 'v';
 constexpr char kNotImplemented = 'n';
 constexpr char kPeerLost = 'd';
-constexpr char kWorking = 'w';  // and for how many milliseconds it has done nothing
+constexpr char kWorking = 'w';  // followed by the milliseconds without progress
 
 char outcome_of(const std::exception& error) {
   if (dynamic_cast<const c10::ValueError*>(&error) != nullptr) return kValueError;
@@ -39,7 +39,7 @@ std::string run(const std::function<std::string()>& work) {
   }
 }
 
-/// Tells the other ranks, from a thread of its own, that this one works, until all have done their work.
+/// Tells the other ranks, from its own thread, that this rank is working, until all have finished.
 class WorkingExchange {
  public:
   explicit WorkingExchange(ProcessGroup& group)
@@ -49,7 +49,7 @@ class WorkingExchange {
         const WaitPlace here(place);
         exchange();
       });
-    } catch (const std::system_error&) {  // no thread is to be had: the others hear of this rank when it is done
+    } catch (const std::system_error&) {  // no thread available: the others hear nothing until this rank is done
     }
   }
   ~WorkingExchange() {
@@ -58,7 +58,7 @@ class WorkingExchange {
   WorkingExchange(const WorkingExchange&) = delete;
   WorkingExchange& operator=(const WorkingExchange&) = delete;
 
-  /// What each rank has done; this one is done with `result`.
+  /// Returns the results of all ranks; this rank's is `result`.
   std::vector<std::string> finish(std::string result) {
     {
       const std::lock_guard lock(mutex_);
@@ -104,7 +104,7 @@ class WorkingExchange {
                                ": is its disk or network file system gone, or very slow? (Where it needs longer, raise "
                                "--distributed-timeout-minutes)"));
     } catch (...) {
-      group_.fail(std::current_exception());  // nobody waits for that rank again
+      group_.fail(std::current_exception());  // no further wait for that rank
       throw;
     }
   }
@@ -133,7 +133,7 @@ class WorkingExchange {
 };
 
 std::vector<std::string> gather(const ProcessGroupPtr& group, const std::function<std::string()>& work) {
-  if (!has_host_backend(group)) return group->all_gather_strings(run(work));  // a GPU's has one thread
+  if (!has_host_backend(group)) return group->all_gather_strings(run(work));  // a GPU group has one thread
   WorkingExchange exchange(*group);
   return exchange.finish(run(work));
 }
@@ -188,8 +188,8 @@ void all_or_rethrow(const ProcessGroupPtr& group, const std::function<void()>& w
 
 void meet_after_failure(const ProcessGroupPtr& group) noexcept {
   try {
-    all_or_throw(group, [] { throw; });  // what is being handled
-  } catch (...) {                        // the handler throws it
+    all_or_throw(group, [] { throw; });  // the exception being handled
+  } catch (...) {                        // the handler rethrows it
   }
 }
 

@@ -17,10 +17,10 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Value = DeadlineStore::Value;
 
-// At the deadline a store that answers ends its waits itself, and says for which key.
+// Extra time: a store that answers ends its own waits at the deadline, and its error names the key.
 constexpr DeadlineStore::Milliseconds kForTheAnswer{1000};
 
-/// " at 10.0.0.1:29500", or nothing where that is unknown.
+/// " at 10.0.0.1:29500"; empty if unknown.
 std::string place_of(StorePtr store) {
   while (const auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store))
     store = prefixed->getUnderlyingStore();
@@ -33,7 +33,7 @@ std::string place_of(StorePtr store) {
 DeadlineStore::DeadlineStore(StorePtr inner, std::function<Milliseconds()> left)
     : inner_(std::move(inner)), left_(std::move(left)) {}
 
-/// What `call` makes of the inner store. It may be left behind, so it holds its arguments.
+/// Returns the result of `call` on the inner store. `call` may be abandoned, so it owns its arguments.
 template <class Call>
 auto DeadlineStore::ask(Call call) const {
   using Answer = std::invoke_result_t<Call, c10d::Store&>;

@@ -20,12 +20,11 @@ using GlooPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr int kAttempts = 3;
-constexpr const char* kGivenUp = "given_up";  // by a member that can make no other attempt
+constexpr const char* kGivenUp = "given_up";  // set by a member that cannot try again
 constexpr Milliseconds kLongestPause{256};
 
-/// A member whose peer gave up may wait for it as long as it is allowed to: a twentieth of the
-/// group's deadline at first, four times as long then, and at last what is left but for the time
-/// to tell the others.
+/// Time of an attempt; a member whose peer gave up may wait for all of it: a twentieth of the group's deadline at
+/// first, then four times as much, and in the last attempt all that is left except the time to tell the others.
 Milliseconds time_for(int attempt, const ProcessGroup& group, Milliseconds left) {
   if (attempt == kAttempts - 1) return left - std::min(left / 2, std::max(left / 8, Milliseconds(1000)));
   return std::clamp(group.timeout() / 20 * (1 << (2 * attempt)), Milliseconds(1), left);
@@ -33,14 +32,14 @@ Milliseconds time_for(int attempt, const ProcessGroup& group, Milliseconds left)
 
 GlooPtr connect_once(int rank, int size, StorePtr store, const std::string& address, Milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  // Threads would run collectives of c10d's; messages need only the device's own thread.
+  // c10d's threads run collectives; messages need only the device's own thread.
   options->threads = 0;
   options->devices = address.empty() ? c10d::ProcessGroupGloo::Options::create_default(timeout)->devices
                                      : std::vector{c10d::ProcessGroupGloo::createDeviceForHostname(address)};
   return c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), rank, size, std::move(options));
 }
 
-/// A wait of a store's that ends early warns on stderr; so keys are asked for, less and less often.
+/// Polls at growing intervals: a store's wait that ends early would warn on stderr.
 void wait_for_key(c10d::Store& store, const std::string& key, const std::function<Milliseconds()>& left,
                   const std::function<void()>& look) {
   for (Milliseconds pause(1); look != nullptr && left() > pause; pause = std::min(2 * pause, kLongestPause)) {
@@ -49,7 +48,7 @@ void wait_for_key(c10d::Store& store, const std::string& key, const std::functio
     if (pause < kLongestPause) continue;
     try {
       look();
-    } catch (const std::exception&) {  // who has met everybody may leave
+    } catch (const std::exception&) {  // a rank that has met all others may leave
       if (store.check({key})) return;
       throw;
     }
@@ -78,7 +77,7 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, con
   std::string failure;
   try {
     store->setTimeout(group.timeout());
-    meet("start");  // members may start minutes apart; connecting is quick once they are there
+    meet("start");  // members may start minutes apart; then connecting is quick
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
       const std::string place = "attempt_" + std::to_string(attempt);
       const std::string failure_key = place + "/failure";
@@ -89,11 +88,11 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, con
       };
       std::optional<GlooPtr> gloo = GlooPtr();
       try {
-        // Where packets vanish Gloo takes five times the time that it is given.
+        // If packets are lost, Gloo takes five times its timeout.
         gloo = before<GlooPtr>(deadline, attempt_once);
       } catch (const std::exception& error) {
         const std::string cause = "rank " + std::to_string(group.rank()) + ": " + first_line(error);
-        store->compareSet(failure_key, {}, bytes_of(cause));  // the first to fail is told
+        store->compareSet(failure_key, {}, bytes_of(cause));  // the first failure is reported
         if (is_short_of_memory(error)) {
           store->set(kGivenUp, bytes_of(cause));
           enter(place);
@@ -101,7 +100,7 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, con
         }
       }
       TORCH_CHECK(gloo, "Gloo has no answer from another rank's machine: check the network between them");
-      meet(place);  // after it everyone knows of every failure
+      meet(place);  // then all members know of every failure
       if (!store->check({failure_key})) {
         (*gloo)->setTimeout(group.timeout());
         return *gloo;

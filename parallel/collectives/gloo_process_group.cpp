@@ -28,9 +28,9 @@ namespace megashard {
 
 namespace {
 
-// Below this an all-reduce sends whole tensors to everyone: one exchange instead of two.
+// A smaller all-reduce sends whole tensors to all ranks: one exchange instead of two.
 constexpr int64_t kSmallBytes = 64 * 1024;
-// Of each peer's message that a reduction reads in place at a time: they stay in the cache.
+// Part of each peer's message that an in-place reduction reads at a time, so that it stays in the cache.
 constexpr int64_t kReadBytes = 128 * 1024;
 
 at::Tensor piece(const at::Tensor& tensor, int64_t begin, int64_t count) {
@@ -41,7 +41,7 @@ const char* bytes_at(const at::Tensor& tensor, int64_t element) {
   return static_cast<const char*>(tensor.const_data_ptr()) + element * static_cast<int64_t>(tensor.element_size());
 }
 
-/// The collective of one call: its messages, and how to wait for them; by default as they are.
+/// Collective of one call: its messages and its way to wait for them, by default exchange_.wait().
 class ExchangeTask final : public Work::Task {
  public:
   using Finish = std::function<void(MessageExchange&)>;
@@ -53,7 +53,7 @@ class ExchangeTask final : public Work::Task {
   }
 
  private:
-  ProcessGroupPtr group_;  // outlives its last collective
+  ProcessGroupPtr group_;  // keeps the group alive until its last collective ends
   MessageExchange exchange_;
   Finish finish_;
 };
@@ -62,7 +62,7 @@ class GlooProcessGroup final : public ProcessGroup,
                                public HasStore,
                                public std::enable_shared_from_this<GlooProcessGroup> {
  public:
-  /// `look`: connect_gloo's.
+  /// `look`: see connect_gloo.
   GlooProcessGroup(const GlooGroupOptions& options, const std::function<void()>& look)
       : ProcessGroup(options.rank, options.ranks, options.name, options.timeout), options_(options) {
     if (options_.waits == nullptr) options_.waits = std::make_shared<GroupWaits>();
@@ -133,8 +133,8 @@ class GlooProcessGroup final : public ProcessGroup,
     check_tensor("broadcast", tensor);
     check_root(root);
     if (size() == 1 || tensor.numel() == 0) return Work();
-    // A binomial tree: counted from the root, rank r hears from r without its lowest set bit and
-    // sends to r + 2^k for every 2^k below that bit.
+    // Binomial tree: with ranks counted from the root, rank r receives from r without its lowest set bit and sends to r
+    // + 2^k for every 2^k below that bit.
     const int place = (rank() - root + size()) % size();
     const int lowest_bit = place == 0 ? std::numeric_limits<int>::max() : (place & -place);
     std::vector<int> children;
@@ -194,8 +194,7 @@ class GlooProcessGroup final : public ProcessGroup,
   void barrier() override {
     at::Tensor token = at::empty({2}, at::kByte);
     std::memset(token.mutable_data_ptr(), 0, token.nbytes());
-    // After the round with step 2^k a rank has heard, at second hand, of the 2^(k+1) ranks up to
-    // its own.
+    // After the round with step 2^k, a rank has heard, directly or indirectly, from the 2^(k+1) ranks up to itself.
     for (int step = 1; step < size(); step *= 2) {
       MessageExchange round = exchange_of("barrier");
       round.receive(token.narrow(0, 0, 1), (rank() - step + size()) % size());
@@ -233,7 +232,7 @@ class GlooProcessGroup final : public ProcessGroup,
     });
   }
 
-  /// A rank's slice for each; none: equal ones.
+  /// Slice for each rank; equal slices if `counts` is empty.
   std::vector<at::Tensor> slices(const at::Tensor& whole, const std::vector<int64_t>& counts) const {
     std::vector<at::Tensor> parts;
     int64_t begin = 0;
@@ -245,7 +244,7 @@ class GlooProcessGroup final : public ProcessGroup,
     return parts;
   }
 
-  /// The other ranks, starting after this one: not everyone talks to rank 0 first.
+  /// The other ranks, starting after this one, so that not all send to rank 0 first.
   std::vector<int> peers() const {
     std::vector<int> others;
     for (int k = 1; k < size(); ++k) others.push_back((rank() + k) % size());
@@ -256,8 +255,8 @@ class GlooProcessGroup final : public ProcessGroup,
     return Work(std::make_shared<ExchangeTask>(shared_from_this(), std::move(exchange), std::move(finish)));
   }
 
-  /// A message of so many bytes from every peer, for reduce(). They are read where they are, or received into what is
-  /// returned: size() - 1 slices in the order of the peers' ranks.
+  /// Receives `slice_bytes` bytes from every peer, for reduce(). Read in place (then returns undefined), or received
+  /// into the result: size() - 1 slices in the order of peers' ranks.
   at::Tensor receive_from_peers(MessageExchange& exchange, size_t slice_bytes) {
     if (exchange.reads_in_place()) {
       for (const int peer : peers()) exchange.expect(slice_bytes, peer);
@@ -270,7 +269,7 @@ class GlooProcessGroup final : public ProcessGroup,
   }
   int64_t slice_of(int peer) const { return peer < rank() ? peer : peer - 1; }
 
-  /// Waits for receive_from_peers(), whose result `received` is, and reduces it with this rank's `own`.
+  /// Waits for receive_from_peers(), which returned `received`, and reduces its data with this rank's `own`.
   void reduce(MessageExchange& exchange, const at::Tensor& received, const void* own, void* out, int64_t count,
               ReducedTypes types, ReduceOp op) {
     const auto element = static_cast<int64_t>(c10::elementSize(types.from));
@@ -303,7 +302,7 @@ class GlooProcessGroup final : public ProcessGroup,
 
   Work all_reduce_whole(const at::Tensor& tensor, ReduceOp op) {
     MessageExchange exchange = exchange_of("all_reduce");
-    const at::Tensor mine = at::empty_like(tensor);  // what peers read while the sum is written
+    const at::Tensor mine = at::empty_like(tensor);  // peers read it while the sum is written
     std::memcpy(mine.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
     const at::Tensor received = receive_from_peers(exchange, tensor.nbytes());
     for (const int peer : peers()) exchange.send(mine, peer);
@@ -314,8 +313,7 @@ class GlooProcessGroup final : public ProcessGroup,
     });
   }
 
-  /// Reduce-scatter in place, then all-gather in place: what moves over the wire is the least there
-  /// is.
+  /// Reduce-scatter in place, then all-gather in place: minimal traffic.
   Work all_reduce_by_pieces(const at::Tensor& tensor, ReduceOp op) {
     const auto range_of = [this, n = tensor.numel()](int peer) { return chunk_range(n, size(), peer); };
     const ChunkRange own = range_of(rank());
@@ -341,7 +339,7 @@ class GlooProcessGroup final : public ProcessGroup,
 
   GlooGroupOptions options_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;  // null in a group of one
-  std::optional<PeerWatch> watch_;                   // nothing there, too
+  std::optional<PeerWatch> watch_;                   // unset in a group of one
   std::shared_ptr<HostMessages> host_;               // null: no peer is on this machine
   int tag_ = PeerWatch::kTag;
 };

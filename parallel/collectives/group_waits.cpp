@@ -23,7 +23,7 @@ void GroupWaits::show_wait_for(int rank) const {
 }
 
 int GroupWaits::last_awaited_behind(int rank) const {
-  for (size_t steps = 0; steps < ranks_of_board_.size(); ++steps) {  // ranks may wait in a circle
+  for (size_t steps = 0; steps < ranks_of_board_.size(); ++steps) {  // ranks may wait in a cycle
     const auto place = std::ranges::find(ranks_of_board_, rank);
     const int peer = static_cast<int>(place - ranks_of_board_.begin());
     const int next = place == ranks_of_board_.end() ? -1 : board_->awaited_by(peer);

@@ -30,8 +30,8 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr size_t kSlots = 256;  // messages under way from one rank to another
-/// Waking a thread takes about as long: what comes sooner is waited for awake, and other threads run meanwhile.
+constexpr size_t kSlots = 256;  // messages in flight from one rank to another
+/// Time to poll before sleeping; waking a thread takes about as long. Other threads run meanwhile.
 constexpr std::chrono::microseconds kAwake{50};
 
 std::string first_word_of(const char* path) {
@@ -47,7 +47,7 @@ std::string target_of(const char* link) {
   return {text, length < 0 ? 0 : static_cast<size_t>(length)};
 }
 
-/// Copies from the memory of another process; false if it has gone, or forbids it.
+/// Copies from another process's memory; false if the process is gone or forbids it.
 bool copy_from(pid_t process, void* to, uint64_t from, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const iovec here{static_cast<char*>(to) + done, bytes - done};
@@ -72,20 +72,20 @@ struct HostMessages::Slot {
   uint64_t bytes;
 };
 
-/// What a rank shares with its peers: its bell, which they ring, and its offers to each of them.
+/// Memory that a rank shares with its peers: a bell that they ring, and its offers to each of them.
 class HostMessages::Segment {
  public:
   struct Table {
-    std::atomic<uint32_t> used;  // the first so many slots have been used
+    std::atomic<uint32_t> used;  // number of slots used so far
     Slot slots[kSlots];
   };
   struct Bell {
     std::atomic<uint32_t> rung;
     std::atomic<uint32_t> asleep;
-    std::atomic<int32_t> awaited;  // 1 + the rank that is waited for; 0: none
+    std::atomic<int32_t> awaited;  // 1 + the rank that this one waits for; 0: none
   };
 
-  /// A new one, zero. Null if the system gives no shared memory.
+  /// Creates a zeroed segment. Null if the system gives no shared memory.
   static std::shared_ptr<Segment> make(int tables) {
     const int file = memfd_create("megashard-messages", MFD_CLOEXEC);
     if (file < 0) return nullptr;
@@ -94,7 +94,7 @@ class HostMessages::Segment {
     return segment;
   }
 
-  /// Another process's. Null if it may not be opened.
+  /// Maps another process's segment. Null if it may not be opened.
   static std::shared_ptr<Segment> open(pid_t process, int file, int tables) {
     const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file);
     auto segment = std::shared_ptr<Segment>(new Segment(::open(path.c_str(), O_RDWR | O_CLOEXEC), tables));
@@ -126,7 +126,7 @@ class HostMessages::Segment {
   }
 
  private:
-  static constexpr size_t kTables = 64;  // where they begin: bytes
+  static constexpr size_t kTables = 64;  // offset of the tables in bytes
 
   Segment(int file, int tables) : file_(file), tables_(static_cast<size_t>(tables)) {}
   size_t bytes() const { return kTables + tables_ * sizeof(Table); }
@@ -150,9 +150,9 @@ struct HostMessages::Peer {
 
 namespace {
 
-/// How the others find a rank's segment and try whether they may read its memory.
+/// Lets other ranks find a rank's segment and test whether they can read its memory.
 struct Card {
-  std::string machine{};  // and the process ids that are valid there; empty: nothing to find
+  std::string machine{};  // machine and process-id namespace; empty: no segment
   pid_t process = 0;
   int file = -1;
   uint64_t segment = 0;  // its address in that process
@@ -185,7 +185,7 @@ HostMessages::HostMessages(std::shared_ptr<Segment> own, std::vector<Peer> peers
 HostMessages::~HostMessages() = default;
 
 std::unique_ptr<HostMessages> HostMessages::connect(ProcessGroup& group) {
-  // Segments of ranks that are threads of this process, by address: they share one mapping.
+  // Segments of ranks that are threads of this process, by address; such ranks share one mapping.
   static std::mutex mutex;
   static std::map<uint64_t, std::weak_ptr<Segment>> of_threads;
 
@@ -193,7 +193,7 @@ std::unique_ptr<HostMessages> HostMessages::connect(ProcessGroup& group) {
   Card card;
   if (own != nullptr) {
 #ifdef PR_SET_PTRACER
-    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // where Yama lets parents alone read
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // if Yama lets only parents read
 #endif
     card = {this_machine(), getpid(), own->file(), reinterpret_cast<uint64_t>(own.get())};
     const std::lock_guard lock(mutex);
@@ -255,7 +255,7 @@ bool HostMessages::is_taken(Slot& slot) {
 void HostMessages::withdraw(Slot& slot) {
   uint32_t expected = Slot::kPosted;
   if (slot.state.compare_exchange_strong(expected, Slot::kFree) || expected != Slot::kBeingTaken) return;
-  // Another process cannot do harm here, and may have died while it read.
+  // Another process does no harm here, and may have died while reading.
   for (const auto deadline = Clock::now() + std::chrono::seconds(1); Clock::now() < deadline; sched_yield())
     if (slot.state.load(std::memory_order_acquire) != Slot::kBeingTaken) return;
 }

@@ -29,7 +29,7 @@ ListeningSocket listen_at(const std::string& host, int port) {
   if (address == nullptr) return {.error = EADDRNOTAVAIL};
   const int fd = ::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return {.error = errno};
-  const int reuse = 1;  // a port of a run that has just ended is free
+  const int reuse = 1;  // reuses the port of a run that has just ended
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
   if (::bind(fd, address->ai_addr, address->ai_addrlen) == 0 && ::listen(fd, SOMAXCONN) == 0) return {.descriptor = fd};
   const int error = errno;

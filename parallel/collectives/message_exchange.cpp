@@ -43,7 +43,7 @@ auto MessageExchange::or_say_why(int peer, Clock::time_point started, const Call
 
 void MessageExchange::fail(int peer, Clock::duration waited, const std::exception& error) const {
   try {
-    const bool is_alive = waited >= link_.group.timeout();  // as far as is known
+    const bool is_alive = waited >= link_.group.timeout();  // as far as known
     throw_wait_error(operation_, link_.group, peer, waited, error, is_alive ? behind(peer) : -1);
   } catch (...) {
     link_.waits.note_failure(std::current_exception());
@@ -53,10 +53,10 @@ void MessageExchange::fail(int peer, Clock::duration waited, const std::exceptio
 
 int MessageExchange::in_world(int peer) const { return link_.group.ranks()[static_cast<size_t>(peer)]; }
 
-/// The rank of the world for which that one waits in the end; itself where it waits for nobody.
+/// World rank that `peer` waits for in the end; itself if it waits for none.
 int MessageExchange::behind(int peer) const { return link_.waits.last_awaited_behind(in_world(peer)); }
 
-/// After 30 s, after a minute, and so on; after half the deadline where that is less.
+/// Logs after 30 s (or half the deadline if that is less), then each time the wait has doubled.
 void MessageExchange::tell_if_long(int peer, Clock::time_point started) {
   const auto waited = Clock::now() - started;
   if (waited < kLookEvery) return;
@@ -99,7 +99,7 @@ void MessageExchange::wait() {
     wait_for_host(
         started, [&] { return move_host_messages(); }, [&] { return host_messages_.front().peer; });
   }
-  for (Message& message : receives_) wait_for(message, started);  // before sends: they name the rank that is missing
+  for (Message& message : receives_) wait_for(message, started);  // before sends: they name the missing rank
   for (Message& message : sends_) wait_for(message, started);
   receives_.clear();
   sends_.clear();
@@ -127,7 +127,7 @@ const void* MessageExchange::read(int peer, size_t offset, size_t bytes, void* p
   return or_say_why(peer, Clock::now(), [&] { return link_.host->read(*message->slot, peer, offset, bytes, place); });
 }
 
-/// A wait is over; one that failed stays shown, for those that wait for this rank.
+/// Ends the display of a wait; a failed wait stays shown to ranks that wait for this one.
 void MessageExchange::show_end() {
   if (std::exchange(is_shown_, false)) link_.waits.show_wait_for(-1);
 }
@@ -154,7 +154,7 @@ void MessageExchange::wait_for_host(Clock::time_point started, const TryAll& try
   }
 }
 
-/// Takes what is there, and forgets the messages that are through. True: all are.
+/// Receives available messages and removes complete ones. Returns true if all are complete.
 bool MessageExchange::move_host_messages() {
   std::erase_if(host_messages_, [&](HostMessage& message) {
     return or_say_why(message.peer, Clock::now(), [&] {
@@ -183,7 +183,7 @@ void MessageExchange::wait_for(Message& message, Clock::time_point started) {
         or_say_why(message.peer, started, [&] { return link_.watch.wait(*message.work, deadline); });
     if (is_through) return message.work.reset();
     tell_if_long(message.peer, started);
-    look_at_peers(receives_, started);  // of all: the one that is waited for may live
+    look_at_peers(receives_, started);  // all of them: the awaited peer may live
     look_at_peers(sends_, started);
   }
 }

@@ -24,8 +24,8 @@ Milliseconds until(Clock::time_point deadline) {
 
 }  // namespace
 
-/// A thread of this process that wakes every wait on messages which lasts longer than a period: a
-/// wait of Gloo's that ends by itself, at its deadline, closes all connections.
+/// Thread of this process that wakes every wait on a message after a period, because a Gloo wait that ends by its own
+/// timeout closes all connections.
 class PeerWatch::Pulse {
  public:
   static std::shared_ptr<Pulse> of_this_process() {
@@ -47,7 +47,7 @@ class PeerWatch::Pulse {
     thread_.join();
   }
 
-  /// False: woken, and not through.
+  /// False: woken before the message was complete.
   bool wait(c10d::Work& message, Milliseconds patience) {
     const Waiting waiting(*this, message);
     return message.wait(patience);
@@ -75,7 +75,7 @@ class PeerWatch::Pulse {
     std::unique_lock lock(mutex_);
     while (!ended_.wait_for(lock, kPeriod, [this] { return ends_; })) {
       for (Waiting* waiting : waiting_) {
-        if (std::exchange(waiting->is_long, true)) waiting->message.abort();  // of this wait only
+        if (std::exchange(waiting->is_long, true)) waiting->message.abort();  // ends this wait only
       }
     }
   }
@@ -97,7 +97,7 @@ bool PeerWatch::is_through(c10d::Work& message, int peer) {
     throw_if_gone(peer);
     return false;
   } catch (const std::exception&) {
-    try {  // a wake that came late takes one wait
+    try {  // a late wake-up ends one wait
       if (message.wait(kMoment) || message.wait(kMoment)) return true;
     } catch (const std::exception&) {
     }
@@ -112,7 +112,7 @@ void PeerWatch::throw_if_gone(int peer) {
     unanswered = gloo_->recv(byte, peer, kTag);
   } else {
     unanswered->abort();
-    unanswered->wait(kMoment);  // returns at once, or throws
+    unanswered->wait(kMoment);  // returns at once or throws
   }
 }
 

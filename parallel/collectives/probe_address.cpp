@@ -30,7 +30,7 @@ struct Lookup {
   std::vector<NumericAddress> addresses;
 };
 
-/// "10.0.0.1"; empty if it has no such text.
+/// "10.0.0.1"; empty if it has no text form.
 std::string text_of(const NumericAddress& address) {
   char text[NI_MAXHOST];
   const auto* socket = reinterpret_cast<const sockaddr*>(&address.socket);
@@ -66,7 +66,7 @@ Lookup look_up(const std::string& host, int port) {
   return result;
 }
 
-/// 0, or why there is no connection.
+/// Returns 0, or the errno of the failed connection.
 int connect_to(const NumericAddress& address, Milliseconds timeout) {
   const int fd = ::socket(address.socket.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return errno;
@@ -84,7 +84,7 @@ int connect_to(const NumericAddress& address, Milliseconds timeout) {
   return error;
 }
 
-/// AddressProbe's own. A datagram socket that is connected knows it, and sends nothing.
+/// AddressProbe::own. A connected datagram socket knows it without sending anything.
 std::string own_address(const NumericAddress& there) {
   const int fd = ::socket(there.socket.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return "";

@@ -136,7 +136,7 @@ std::string ProcessGroup::next_store_prefix(const std::string& name, const std::
   std::string key = name;
   for (const int member : members_in_world) key += "," + std::to_string(member);
   const int made = subgroups_made_[key]++;
-  // Short however many the members are; std::hash is the same in every process of one program.
+  // A hash keeps the key short for any number of members; std::hash is equal in all processes of one program.
   return name + "/" + std::to_string(std::hash<std::string>()(key)) + "/" + std::to_string(made);
 }
 

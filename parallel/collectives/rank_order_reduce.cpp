@@ -26,7 +26,7 @@ void sum_floats(To* out, const Sources& sources, int64_t count, bool average) {
 }
 #undef MEGASHARD_RUN
 
-/// combine(left, right) over the sources' numbers.
+/// Folds combine(left, right) over the sources' values.
 template <class T, class Combine>
 void fold(T* out, const Sources& sources, int64_t count, Combine combine) {
   for (int64_t i = 0; i < count; ++i) {
@@ -58,7 +58,7 @@ void reduce(void* untyped, const Sources& sources, int64_t count, ReduceOp op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
       return sum(out, sources, count, op == ReduceOp::kAvg);
-    case ReduceOp::kMax:  // both hand on a NaN, as PyTorch's max and min do
+    case ReduceOp::kMax:  // both propagate NaN, as PyTorch's max and min do
       return fold(out, sources, count, [](T left, T right) { return left > right || left != left ? left : right; });
     case ReduceOp::kMin:
       return fold(out, sources, count, [](T left, T right) { return left < right || left != left ? left : right; });

@@ -22,11 +22,11 @@ namespace megashard {
 
 namespace {
 
-constexpr const char* kReached = "megashard/reached";  // the address of rank 0's machine for ranks on others
+constexpr const char* kReached = "megashard/reached";  // address of rank 0's machine for ranks on other machines
 
 struct Meeting {
   GroupStorePtr store;
-  std::string gloo_address = kLoopback;  // GlooGroupOptions'
+  std::string gloo_address = kLoopback;  // see GlooGroupOptions
 };
 
 bool names_gloo_interface() {
@@ -34,13 +34,13 @@ bool names_gloo_interface() {
   return given != nullptr && *given != '\0';
 }
 
-/// Where Gloo listens if there are several machines: where this one is on the way to rank 0's. A rank that gets there
-/// by the loopback interface, as where /etc/hosts says that its host is 127.0.1.1, is on that machine, and listens
-/// where others reach it.
+/// Address on which Gloo listens for several machines: this machine's address on the route to rank 0. A rank that
+/// reaches rank 0 by loopback (e.g. because /etc/hosts maps its host to 127.0.1.1) is on rank 0's machine and listens
+/// on the address by which others reach it.
 std::string gloo_address(c10d::Store& store, const MeetingStore& met) {
   if (names_gloo_interface() || met.reached.empty()) return "";
   if (!met.own.empty()) return met.own;
-  if (!store.check({kReached})) return kLoopback;  // nobody is on another machine
+  if (!store.check({kReached})) return kLoopback;  // all ranks are on this machine
   const std::vector<uint8_t> bytes = store.get(kReached);
   return std::string(bytes.begin(), bytes.end());
 }
@@ -63,7 +63,7 @@ Meeting meet(const RendezvousOptions& options, const std::string& gpu, WaitTelle
   return meeting;
 }
 
-/// Makes this rank's GPU the current one; returns its index.
+/// Makes this rank's GPU the current device; returns its index.
 int choose_gpu(const CudaModule& cuda, const RendezvousOptions& options) {
   const int devices = cuda.device_count();
   TORCH_CHECK(devices > 0, "backend '", options.backend, "' needs a GPU and there is none that CUDA can use: check ",
@@ -73,8 +73,8 @@ int choose_gpu(const CudaModule& cuda, const RendezvousOptions& options) {
   return gpu;
 }
 
-/// A write to a rank that has died is an error of that write, to be told in a message; the signal
-/// would end this process without one. A handler of the user's stays.
+/// A write to a dead rank shall fail with an error message; the signal would end this process without one. Keeps a
+/// handler set by the user.
 void ignore_broken_connections() {
   struct sigaction action {};
   if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
@@ -112,7 +112,7 @@ ProcessGroupPtr make_world(const RendezvousOptions& options) {
                             .waits = std::make_shared<GroupWaits>(options.long_wait)});
   };
   if (!nccl) return make_gloo();
-  // NCCL's groups connect at any time, and c10d's threads ask for news of the others.
+  // NCCL's groups connect at any time, and c10d's threads poll for other ranks' state.
   auto at_any_time =
       c10::make_intrusive<DeadlineStore>(meeting.store->store, [timeout = options.timeout] { return timeout; });
   ProcessGroupPtr on_gpu = cuda.make_nccl_group({.store = in_store("nccl", std::move(at_any_time)),
@@ -130,7 +130,7 @@ ProcessGroupPtr init_process_group(const RendezvousOptions& options) {
     return make_world(options);
   } catch (const c10::Error&) {
     throw;
-  } catch (const std::exception& error) {  // the C++ library's own
+  } catch (const std::exception& error) {  // of the C++ library
     if (is_short_of_memory(error)) throw_short_of_memory(options.rank, error);
     throw;
   }

@@ -14,13 +14,13 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr size_t kRanksNamed = 4;  // ranks in one line
+constexpr size_t kRanksNamed = 4;  // maximum number of ranks named in a line
 
 constexpr const char* kWorldSize = "megashard/world_size";
 constexpr const char* kMembers = "megashard/members";
-constexpr const char* kVerdict = "megashard/verdict";  // kAllCame, or the message of a failure
+constexpr const char* kVerdict = "megashard/verdict";  // kAllCame or an error message
 constexpr const char* kAllCame = "all came";
-constexpr const char* kMissing = "megashard/missing";  // how many rank 0 has missed when it last looked, and which
+constexpr const char* kMissing = "megashard/missing";  // rank 0's last count of missing ranks, and their names
 
 std::string rank_key(int rank) { return "megashard/rank/" + std::to_string(rank); }
 
@@ -31,8 +31,8 @@ std::string read(c10d::Store& store, const std::string& key) {
   return std::string(bytes.begin(), bytes.end());
 }
 
-/// "rank 3" or "ranks 1, 2, 3, 4 and 60 more". Rank 0 asks for each; the others, which may be thousands, for their
-/// number: ranks only ever come, so where as many were missing when rank 0 looked, it is the same ones.
+/// "rank 3" or "ranks 1, 2, 3, 4 and 60 more". Rank 0 checks each rank; the others, possibly thousands, read only the
+/// count: ranks never leave, so an equal count means that rank 0's names still hold.
 std::string missing_ranks(c10d::Store& store, const RendezvousOptions& options) {
   if (options.rank != 0) {
     const auto count = std::to_string(options.world_size - store.add(kMembers, 0));
@@ -52,7 +52,7 @@ std::string missing_ranks(c10d::Store& store, const RendezvousOptions& options) 
   return names;
 }
 
-/// Waits for `key`; false at the deadline. `look` is called less and less often, but each 8 s.
+/// Waits for `key`; false at the deadline. Calls `look` at growing intervals of at most 8 s.
 bool await_key(c10d::Store& store, const std::string& key, const StartDeadline& deadline, int ranks,
                const std::function<void()>& look) {
   auto next_look = std::chrono::steady_clock::now() + Milliseconds(500);
@@ -73,7 +73,7 @@ bool await_key(c10d::Store& store, const std::string& key, const StartDeadline& 
   TORCH_CHECK(false, message);
 }
 
-/// This rank is there, and may be.
+/// Registers this rank and checks that it is valid.
 void register_rank(c10d::Store& store, const RendezvousOptions& options, const std::string& gpu,
                    const StartDeadline& deadline, WaitTeller& teller) {
   const std::string rank = std::to_string(options.rank);
@@ -119,7 +119,7 @@ void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const 
           c10::str("rank ", options.rank, " of ", options.world_size, " waited ", deadline.waited(), " for ",
                    missing_ranks(store, options), ", which did not come to ", meeting_place(options),
                    ": start every rank with the same address and WORLD_SIZE, or raise --distributed-timeout-minutes");
-      store.compareSet(kVerdict, {}, text_bytes(message));  // the first that gives up ends all
+      store.compareSet(kVerdict, {}, text_bytes(message));  // the first rank that gives up ends all
     }
     verdict = read(store, kVerdict);
   } catch (const c10::DistError& error) {
@@ -128,7 +128,7 @@ void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const 
                 "]");
   }
   if (verdict == kAllCame) return;
-  // The others read it from the store of rank 0, which ends with it.
+  // Other ranks read it from rank 0's store, which ends with rank 0.
   if (options.rank == 0) std::this_thread::sleep_for(2 * StartDeadline::kLongestPause);
   TORCH_CHECK(false, verdict);
 }

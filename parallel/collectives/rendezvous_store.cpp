@@ -57,23 +57,23 @@ constexpr const char* kInUse =
 
 std::string host_and_port(const Address& address) { return address.host + ":" + std::to_string(address.port); }
 
-/// c10d's, which has no deadline while it waits for an answer, and several while it connects. `listens`: serves at this
-/// socket; unset: another rank does.
+/// Opens c10d's store, which has no deadline for answers and several for connecting. `listens`: serves on this socket;
+/// unset: another rank serves.
 std::optional<Store> open_store(const std::string& host, int port, const std::optional<ListeningSocket>& listens,
                                 const StartDeadline& deadline) {
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<uint16_t>(port);
   tcp.isServer = listens.has_value();
   if (listens && listens->descriptor >= 0) tcp.masterListenFd = listens->descriptor;
-  // The ranks are counted when they meet, by a clearer message.
+  // Ranks are counted later, when they meet, with a clearer message.
   tcp.waitWorkers = false;
   tcp.timeout = std::max(deadline.left(), Milliseconds(1));
   return before<Store>(deadline, [host, tcp]() -> Store { return c10::make_intrusive<c10d::TCPStore>(host, tcp); });
 }
 
-/// At the address of that name alone, which is `reached`. Without a descriptor: at every address of this machine, since
-/// the others reach it by one that this rank does not know: behind a translated address, or by a name that is a
-/// loopback address on this machine.
+/// Listens on that name's address `reached` only. Returns no descriptor to listen on every address of this machine if
+/// other ranks use one that this rank does not know: a translated address, or a name that is a loopback address on this
+/// machine.
 ListeningSocket listen_where_reached(const Address& address, const std::string& reached, bool on_one_machine) {
   const bool is_own_name = !on_one_machine && address.host != "localhost" && is_loopback_address(reached) &&
                            !is_loopback_address(address.host);
@@ -108,7 +108,7 @@ std::string meeting_place(const RendezvousOptions& options) {
 MeetingStore make_tcp_store(const RendezvousOptions& options, const StartDeadline& deadline, WaitTeller& teller) {
   const Address address = parse_address(options);
   const bool serves = options.rank == 0 && options.agent_store_prefix.empty();
-  // The name is looked up all the same: it may be the next job's on several machines.
+  // The name is resolved anyway: the next job with it may use several machines.
   const bool on_one_machine = options.local_world_size == options.world_size && options.agent_store_prefix.empty();
   const std::string whom = "rank 0 at " + host_and_port(address);
   teller.wait_for(whom);

@@ -18,9 +18,9 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kMembersNamed = 8;  // in one line
+constexpr size_t kMembersNamed = 8;  // maximum number of members named in a line
 
-/// A value is the round that it is of, and a text.
+/// A value is its round and a text.
 std::string round_and(int64_t round, const std::string& text) { return std::to_string(round) + " " + text; }
 
 std::pair<int64_t, std::string> parted(const std::string& value) {
@@ -75,12 +75,12 @@ void StoreMeeting::agree(const std::string& word) {
   TORCH_CHECK(false, occasion_, " in group '", group_.name(), "' cannot go on, since its ranks differ: ", text);
 }
 
-/// 0: it has never come.
+/// 0: never arrived.
 int64_t StoreMeeting::round_of(int member) {
   return store_->check({key_of(member)}) ? parted(store_->get_to_str(key_of(member))).first : 0;
 }
 
-/// "rank 3" or "ranks 1, 2 and 60 more"; of the world.
+/// "rank 3" or "ranks 1, 2 and 60 more", in world ranks.
 std::string StoreMeeting::missing_ranks() {
   std::string names;
   size_t count = 0;
@@ -92,7 +92,7 @@ std::string StoreMeeting::missing_ranks() {
   return (count == 1 ? "rank " : "ranks ") + names;
 }
 
-/// "3 7": members that say something else than the first one.
+/// "3 7": members whose word differs from the first member's.
 std::string StoreMeeting::differing_members() {
   std::vector<std::string> keys;
   for (int member = 0; member < group_.size(); ++member) keys.push_back(key_of(member));

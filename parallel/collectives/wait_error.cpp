@@ -13,7 +13,7 @@ namespace megashard {
 std::string first_line(const std::exception& error) {
   std::string text = error_text(error);
   text = text.substr(0, text.find('\n'));
-  // Gloo begins with "[/path/file.cc:123] ".
+  // Gloo's messages begin with "[/path/file.cc:123] ".
   const size_t end_of_position = text.find("] ");
   if (text.starts_with('[') && end_of_position != std::string::npos) text.erase(0, end_of_position + 2);
   while (!text.empty() && (text.back() == '.' || text.back() == ' ')) text.pop_back();
