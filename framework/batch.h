@@ -1,47 +1,88 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "parallel/sequence_parallel/sequence_shard.h"
 
 namespace megashard {
 
-/// What a model worked out on the host from a batch; models derive theirs. Hooks pass it on and see
-/// none of its tensors.
+/// What a model computes on the host from a batch; models derive theirs. Hooks pass it on and see none of its tensors.
 struct InputPlan {
   virtual ~InputPlan() = default;
 };
 
-/// One microbatch, from the data loader to the model: B samples of T tokens, shorter ones filled up
-/// with token 0. Undefined tensors are absent. In every mask true, or 1, is what counts: transformers'
-/// attention_mask, Megatron's loss_mask.
-struct Batch {
-  at::Tensor tokens{};          ///< [B, T] int64
-  at::Tensor position_ids{};    ///< [B, T] int64, or [3, B, T] with M-RoPE; absent: the model's own
-  at::Tensor labels{};          ///< [B, T] int64; absent: the model returns logits
-  at::Tensor loss_mask{};       ///< [B, T] float32, 0 or 1: whose loss counts. For the trainer: models do not see it
-  at::Tensor loss_weights{};    ///< [B, T] float32: the gradient that the losses will have, bit for bit; a model may
-                                ///< begin backward with it (linear_cross_entropy). Absent: it is not known yet
-  at::Tensor document_lengths{};  ///< [documents] int64, always in host memory: of those in the rows, one row behind
-                                  ///< the other; a token sees none before its own; absent: each row is one
-  at::Tensor token_mask{};        ///< [B, T] bool: false where a row was only filled up; absent: none was
-  SequenceShard sequence{};       ///< sharded: the above are this rank's T rows of it, but document_lengths
-  std::map<std::string, at::Tensor> extra{};  ///< further modalities by name (pixel_values, ...)
-  std::shared_ptr<const InputPlan> plan{};    ///< of MultiModalModule::prepare
+/// What an entry of a column belongs to.
+enum class Axis {
+  kToken,  ///< [..., B, T], an entry per token: padded with zeros along T, cut over the ranks that share a sequence
+  kRow,    ///< [B, ...], an entry per sample
+  kItem,   ///< [N, ...]: N items (pictures, patches) of all samples, in the order of the samples
+};
 
-  /// Those that a model reads.
+struct Column {
+  at::Tensor data;
+  Axis axis = Axis::kToken;
+  bool is_input = true;  ///< an input of the model, which FSDP's hooks see and cast; false: for the loss alone
+};
+
+/// The columns that models and the trainer know by name. In every mask true, or 1, marks what counts (transformers'
+/// attention_mask, Megatron's loss_mask).
+inline constexpr const char* kTokens = "tokens";             ///< [B, T] int64
+inline constexpr const char* kPositionIds = "position_ids";  ///< [B, T] int64, or [3, B, T] with M-RoPE
+inline constexpr const char* kLabels = "labels";             ///< [B, T] int64
+inline constexpr const char* kLossMask = "loss_mask";        ///< [B, T] float32, 0 or 1: tokens whose loss counts
+inline constexpr const char* kTokenMask = "token_mask";      ///< [B, T] bool: false for padding
+inline constexpr const char* kLossWeights = "loss_weights";  ///< [B, T] float32: ModelOutput::weighted_loss
+
+/// One micro batch, from the data loader to the model: B samples of T tokens in named columns. A data set adds columns
+/// of its own (pixel_values, ref_log_probs); all of them are concatenated, moved and cut by their axis.
+struct Batch {
+  std::map<std::string, Column, std::less<>> columns{};
+  /// [documents] int64, in host memory: the lengths of the packed documents, row after row. Attention does not cross
+  /// them. Undefined: each row is one document.
+  at::Tensor document_lengths{};
+  SequenceShard sequence{};  ///< if it is cut: the columns hold this rank's T rows of each sequence
+  std::shared_ptr<const InputPlan> plan{};
+  bool is_prepared = false;  ///< MultiModalModule::prepare has run
+
+  /// The column's tensor; undefined if there is no such column.
+  at::Tensor find(std::string_view name) const;
+  /// The column's tensor; throws an error that names it if it is missing.
+  const at::Tensor& at(std::string_view name) const;
+  /// Adds a column, or replaces its tensor. An undefined tensor adds nothing.
+  void set(const std::string& name, at::Tensor data, Axis axis = Axis::kToken, bool is_input = true);
+  /// Removes a column. Returns its tensor; undefined if there was none.
+  at::Tensor take(std::string_view name);
+
+  const at::Tensor& tokens() const { return at(kTokens); }
+  at::Tensor position_ids() const { return find(kPositionIds); }  ///< undefined: 0, 1, 2, ... in each row
+  at::Tensor labels() const { return find(kLabels); }             ///< undefined: the model returns logits
+  at::Tensor token_mask() const { return find(kTokenMask); }      ///< undefined: no padding
+
+  /// The inputs of the model.
   template <class F>
   void visit_tensors(F&& f) {
-    f(tokens);
-    f(position_ids);
-    f(labels);
-    f(token_mask);
-    f(extra);
+    for (auto& [name, column] : columns) {
+      if (column.is_input) f(column.data);
+    }
   }
 };
+
+/// One batch of the samples of all parts; shorter ones are padded, which the token mask then shows. Throws for a column
+/// of tokens or rows that only some parts have. `pin_memory`: columns of tokens and rows in page-locked memory.
+Batch concatenate(std::vector<Batch> parts, bool pin_memory);
+/// Copies all columns to `device`, without blocking the host.
+Batch to_device(Batch batch, c10::Device device);
+/// This rank's rows of a batch with whole sequences, by Batch::sequence.
+Batch rows_of_rank(Batch whole);
+
+/// at::cat along `dim`, in page-locked memory if asked for.
+at::Tensor cat_parts(const std::vector<at::Tensor>& parts, int64_t dim, bool pin_memory);
 
 }  // namespace megashard

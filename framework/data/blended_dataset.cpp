@@ -1,9 +1,5 @@
 #include "framework/data/blended_dataset.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -16,48 +12,17 @@
 namespace megashard {
 namespace {
 
-bool has_tensor(const Batch& batch, at::Tensor Batch::*tensor) { return (batch.*tensor).defined(); }
-
-/// The rows of all parts in one batch, the shorter ones filled up.
-Batch joined(std::vector<Batch> parts, bool pin_memory) {
-  for (const auto tensor : {&Batch::position_ids, &Batch::document_lengths}) {
-    const auto with = std::ranges::count_if(parts, [&](const Batch& part) { return has_tensor(part, tensor); });
-    TORCH_CHECK_NOT_IMPLEMENTED(with == 0 || with == std::ssize(parts),
-                                "--reset-position-ids and --reset-attention-mask are about documents, --neat-packing "
-                                "about conversations, and this blend has batches of both: leave them out, or give "
-                                "--micro-batch-size 1");
-  }
-  int64_t length = 0;
-  for (const Batch& part : parts) length = std::max(length, part.tokens.size(1));
-  const bool fills = std::ranges::any_of(
-      parts, [&](const Batch& part) { return part.token_mask.defined() || part.tokens.size(1) < length; });
-  std::map<std::string, std::vector<at::Tensor>> extra;
-  for (Batch& part : parts) {
-    if (fills && !part.token_mask.defined()) part.token_mask = at::ones_like(part.tokens, at::dtype(at::kBool));
-    for (const auto& [name, tensor] : part.extra) extra[name].push_back(tensor);
-  }
-  Batch all;
-  for (const auto tensor : {&Batch::tokens, &Batch::position_ids, &Batch::labels, &Batch::loss_mask,
-                            &Batch::token_mask}) {
-    if (!has_tensor(parts.front(), tensor)) continue;
-    std::vector<at::Tensor> rows;
-    for (const Batch& part : parts) {
-      const int64_t missing = length - (part.*tensor).size(-1);
-      rows.push_back(missing == 0 ? part.*tensor : at::constant_pad_nd(part.*tensor, {0, missing}));
-    }
-    all.*tensor = cat_rows(rows, pin_memory);
-  }
-  if (has_tensor(parts.front(), &Batch::document_lengths)) {
-    std::vector<at::Tensor> lengths;
-    for (const Batch& part : parts) {
-      lengths.push_back(part.document_lengths);
-      const int64_t missing = length - part.tokens.size(1);
-      if (missing > 0) lengths.push_back(at::full({1}, missing, part.document_lengths.options()));
-    }
-    all.document_lengths = at::cat(lengths);
-  }
-  for (const auto& [name, tensors] : extra) all.extra[name] = cat_rows(tensors, tensors.front().is_pinned());
-  return all;
+/// Documents within rows, and positions that follow them, exist for all rows of a batch or for none.
+void check_alike(const std::vector<Batch>& parts) {
+  const auto all_or_none = [&](auto has) {
+    const auto with = std::ranges::count_if(parts, has);
+    return with == 0 || with == std::ssize(parts);
+  };
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      all_or_none([](const Batch& part) { return part.document_lengths.defined(); }) &&
+          all_or_none([](const Batch& part) { return part.position_ids().defined(); }),
+      "--reset-position-ids and --reset-attention-mask are about documents, --neat-packing about conversations, and "
+      "this blend has batches of both: leave them out, or give --micro-batch-size 1");
 }
 
 }  // namespace
@@ -129,7 +94,8 @@ Batch BlendedDataset::collate(const std::vector<int64_t>& indices, const BatchOp
   if (is_of_one) return datasets_[members.front()]->collate(samples, options);
   std::vector<Batch> rows;
   for (size_t i = 0; i < samples.size(); ++i) rows.push_back(datasets_[members[i]]->collate({samples[i]}, options));
-  return joined(std::move(rows), options.pin_memory);
+  check_alike(rows);
+  return concatenate(std::move(rows), options.pin_memory);
 }
 
 const std::string& BlendedDataset::source_of(int64_t index) const {

@@ -1,7 +1,5 @@
 #include "framework/data/sample_dataset.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -23,14 +21,6 @@ std::string numbered_parts(const char* unit, std::span<const int64_t> numbers) {
   for (size_t i = 0; i < std::min(kShown, numbers.size()); ++i)
     text += (i == 0 ? "" : ", ") + std::to_string(numbers[i]);
   return numbers.size() <= kShown ? text : text + " and " + std::to_string(numbers.size() - kShown) + " more";
-}
-
-at::Tensor cat_rows(const std::vector<at::Tensor>& parts, bool pin_memory) {
-  auto sizes = parts.at(0).sizes().vec();
-  sizes[0] = 0;
-  for (const at::Tensor& part : parts) sizes[0] += part.size(0);
-  auto all = at::empty(sizes, parts[0].options().pinned_memory(pin_memory));
-  return at::cat_out(all, parts);
 }
 
 }  // namespace megashard

@@ -36,6 +36,7 @@ struct SplitOptions {
   int64_t seed = 1234;
   bool shuffles = true;                  ///< conversations only; documents are always shuffled
   bool packs = false;                    ///< conversations only: several to a sample
+  int64_t group = 1;                     ///< conversations only: so many neighbours stay together, in order
   std::optional<int64_t> num_samples{};  ///< at least so many; unset: each document or conversation once
 };
 
@@ -77,8 +78,5 @@ class SampleDataset {
 
 /// "document 3", "documents 3, 17, 5 and 2 more"; `unit`: what one of the numbers is.
 std::string numbered_parts(const char* unit, std::span<const int64_t> numbers);
-
-/// One behind the other along dimension 0; in page-locked memory if asked for.
-at::Tensor cat_rows(const std::vector<at::Tensor>& parts, bool pin_memory);
 
 }  // namespace megashard

@@ -11,13 +11,18 @@ namespace {
 /// One row of a batch: seq_length + 1 tokens to tokens, labels and masks.
 class RowWriter {
  public:
-  RowWriter(Batch& batch, const BatchOptions& options) : batch_(batch), options_(options) {}
+  RowWriter(const Batch& batch, const BatchOptions& options)
+      : tokens_(batch.tokens()),
+        labels_(batch.labels()),
+        loss_mask_(batch.at(kLossMask)),
+        position_ids_(batch.position_ids()),
+        options_(options) {}
 
   void write(int64_t row, const std::vector<int64_t>& sample) {
     const int64_t length = options_.seq_length;
-    int64_t* tokens = batch_.tokens.mutable_data_ptr<int64_t>() + row * length;
-    int64_t* labels = batch_.labels.mutable_data_ptr<int64_t>() + row * length;
-    float* loss_mask = batch_.loss_mask.mutable_data_ptr<float>() + row * length;
+    int64_t* tokens = tokens_.mutable_data_ptr<int64_t>() + row * length;
+    int64_t* labels = labels_.mutable_data_ptr<int64_t>() + row * length;
+    float* loss_mask = loss_mask_.mutable_data_ptr<float>() + row * length;
     for (int64_t i = 0; i < length; ++i) {
       const int64_t token = sample[static_cast<size_t>(i)];
       const bool eod = token == options_.eod_id;
@@ -34,7 +39,7 @@ class RowWriter {
  private:
   void write_positions(int64_t row, const std::vector<int64_t>& sample) {
     const int64_t length = options_.seq_length;
-    int64_t* positions = batch_.position_ids.mutable_data_ptr<int64_t>() + row * length;
+    int64_t* positions = position_ids_.mutable_data_ptr<int64_t>() + row * length;
     int64_t begin = 0;
     for (int64_t i = 0; i < length; ++i) {
       positions[i] = i - begin;
@@ -51,7 +56,7 @@ class RowWriter {
     }
   }
 
-  Batch& batch_;
+  at::Tensor tokens_, labels_, loss_mask_, position_ids_;
   const BatchOptions& options_;
   std::vector<int64_t> document_lengths_;
 };
@@ -64,10 +69,11 @@ Batch TokenDataset::collate(const std::vector<int64_t>& indices, const BatchOpti
   const auto empty = [&](at::IntArrayRef shape, at::ScalarType type) {
     return at::empty(shape, at::TensorOptions(type).pinned_memory(options.pin_memory));
   };
-  Batch batch{.tokens = empty({rows, length}, at::kLong),
-              .labels = empty({rows, length}, at::kLong),
-              .loss_mask = empty({rows, length}, at::kFloat)};
-  if (options.reset_position_ids) batch.position_ids = empty({rows, length}, at::kLong);
+  Batch batch;
+  batch.set(kTokens, empty({rows, length}, at::kLong));
+  batch.set(kLabels, empty({rows, length}, at::kLong));
+  batch.set(kLossMask, empty({rows, length}, at::kFloat), Axis::kToken, /*is_input=*/false);
+  if (options.reset_position_ids) batch.set(kPositionIds, empty({rows, length}, at::kLong));
   RowWriter writer(batch, options);
   std::vector<int64_t> sample(static_cast<size_t>(length) + 1);
   for (int64_t row = 0; row < rows; ++row) {
