@@ -130,12 +130,13 @@ Datasets build_splits(const DataSource& source, const SplitShares& shares, const
   for (size_t i = 0; i < kSplits; ++i) {
     if (!shares[i].has_value() || !wanted(sizes[i])) continue;
     built[i] = source.dataset({.split_name = kSplitNames[i],
-                               .first = split_bound(shares[i]->begin, source.count),
-                               .last = split_bound(shares[i]->end, source.count),
+                               .first = split_bound(shares[i]->begin, source.count) / options.group * options.group,
+                               .last = split_bound(shares[i]->end, source.count) / options.group * options.group,
                                .seq_length = options.seq_length,
                                .seed = options.seed,
                                .shuffles = options.shuffle_conversations,
                                .packs = options.neat_packing,
+                               .group = options.group,
                                .num_samples = sizes[i]});
   }
   return built;
@@ -218,10 +219,22 @@ Datasets build_per_split(const Sizes& sizes, const DataOptions& options) {
   return built;
 }
 
-void check_has_conversations(const SampleDataset& dataset, const std::string& split_name) {
+bool has_conversations(const SampleDataset& dataset) {
   DatasetFacts facts;
   dataset.add_facts(dataset.size(), facts);
-  require(facts.units.contains("conversation"),
+  return facts.units.contains("conversation");
+}
+
+void check_groups(const SampleDataset& dataset, const DataOptions& options) {
+  if (options.group == 1) return;
+  const bool is_one_set = dynamic_cast<const ConversationDataset*>(&dataset) != nullptr;
+  require(is_one_set && !options.neat_packing,
+          "this --objective compares neighbouring conversations: give one set of conversations to each split, without "
+          "weights and without --neat-packing");
+}
+
+void check_has_conversations(const SampleDataset& dataset, const std::string& split_name) {
+  require(has_conversations(dataset),
           "--neat-packing packs conversations, and the " + split_name +
               " data are documents, which fill their samples anyway; leave it out, and give --reset-attention-mask and "
               "--reset-position-ids to keep documents apart");
@@ -286,6 +299,8 @@ DataSplits build_datasets(const DataOptions& options) {
                     : "there is no training data: --split " + options.split +
                           " gives the train split a weight of 0; give it a share, as in "
                           "--split 100,0,0");
+  for (const auto& split : built)
+    if (split != nullptr) check_groups(*split, options);
   for (size_t i = 0; i < kSplits && options.neat_packing; ++i)
     if (built[i] != nullptr) check_has_conversations(*built[i], kSplitNames[i]);
   return {.train = built[0], .valid = built[1], .test = built[2]};

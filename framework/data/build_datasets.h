@@ -28,6 +28,7 @@ struct DataOptions {
   int64_t seed = 1234;
   bool shuffle_conversations = true;
   bool neat_packing = false;  ///< of conversations
+  int64_t group = 1;          ///< Objective::rows_per_term; more than 1: of one set of conversations
   int64_t vocab_size = 0;
   int64_t eod_id = -1;  ///< mock data without one: the last of the vocabulary
   /// Samples wanted; 0: the split is not built; nullopt: each document once.

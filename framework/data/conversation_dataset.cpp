@@ -8,12 +8,15 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
+#include <string_view>
 
 #include "framework/data/numpy_random.h"
 #include "framework/data/sequence_packing.h"
 
 namespace megashard {
 namespace {
+
+constexpr std::string_view kColumnPrefix = "column.";
 
 std::string file_of(const std::string& prefix) { return prefix + kConversationsSuffix; }
 
@@ -34,23 +37,27 @@ at::Tensor joined(std::span<const ConversationSet::Sample> samples, at::Tensor C
   for (const auto& sample : samples) {
     if ((sample.*part).size(0) > 0) parts.push_back(sample.*part);
   }
-  return parts.empty() ? at::Tensor() : cat_rows(parts, pin_memory);
+  return parts.empty() ? at::Tensor() : cat_parts(parts, 0, pin_memory);
 }
 
 /// From token `begin` of the batch on: its last token is a label only.
-void write_conversation(const ConversationSet::Sample& sample, Batch& batch, int64_t begin) {
+void write_conversation(const ConversationSet::Sample& sample, const std::vector<std::string>& names,
+                        const Batch& batch, int64_t begin) {
   const size_t count = sample.tokens.size() - 1;
-  auto* tokens = batch.tokens.mutable_data_ptr<int64_t>() + begin;
-  auto* labels = batch.labels.mutable_data_ptr<int64_t>() + begin;
-  auto* mask = batch.loss_mask.mutable_data_ptr<float>() + begin;
+  auto* tokens = batch.tokens().mutable_data_ptr<int64_t>() + begin;
+  auto* labels = batch.labels().mutable_data_ptr<int64_t>() + begin;
+  auto* mask = batch.at(kLossMask).mutable_data_ptr<float>() + begin;
   for (size_t i = 0; i < count; ++i) {
     tokens[i] = sample.tokens[i];
     labels[i] = sample.tokens[i + 1];
     mask[i] = sample.loss_mask[i + 1] == 0 ? 0.0F : 1.0F;
   }
-  std::fill_n(batch.token_mask.mutable_data_ptr<bool>() + begin, count, true);
-  if (!batch.position_ids.defined()) return;
-  auto* positions = batch.position_ids.mutable_data_ptr<int64_t>() + begin;
+  for (size_t column = 0; column < sample.columns.size(); ++column)
+    std::ranges::copy(sample.columns[column].subspan(1), batch.at(names[column]).mutable_data_ptr<float>() + begin);
+  std::fill_n(batch.token_mask().mutable_data_ptr<bool>() + begin, count, true);
+  const at::Tensor position_ids = batch.position_ids();
+  if (!position_ids.defined()) return;
+  auto* positions = position_ids.mutable_data_ptr<int64_t>() + begin;
   std::iota(positions, positions + count, int64_t{0});
 }
 
@@ -64,6 +71,13 @@ ConversationSet::ConversationSet(const std::string& prefix) : prefix_(prefix), f
   TORCH_CHECK(loss_mask_.size(0) == tokens_.size(0), file_.path(), ": loss_mask must have the size of tokens");
   sample_ends_ = read_ends("sample_ends", tokens_.size(0));
   TORCH_CHECK(!sample_ends_.empty(), file_.path(), ": sample_ends must not be empty");
+  for (const auto& info : file_.tensors()) {
+    if (!info.name.starts_with(kColumnPrefix)) continue;
+    columns_.push_back(need_tensor(file_, info.name, at::kFloat, 1));
+    column_names_.push_back(info.name.substr(kColumnPrefix.size()));
+    TORCH_CHECK(columns_.back().size(0) == tokens_.size(0), file_.path(), ": ", info.name,
+                " must have a value for each of the ", tokens_.size(0), " tokens");
+  }
   images_ = read_pictures("image", "pixel_values");
   if (file_.contains("video_ends") || file_.contains("video_grid_thw")) {
     videos_ = read_pictures("video", "pixel_values_videos");
@@ -144,7 +158,10 @@ ConversationSet::Sample ConversationSet::sample(int64_t sample) const {
                 .pixel_values = {},
                 .video_grids = {},
                 .pixel_values_videos = {},
-                .second_per_grid = {}};
+                .second_per_grid = {},
+                .columns = {}};
+  for (const at::Tensor& column : columns_)
+    result.columns.emplace_back(column.const_data_ptr<float>() + first_token, static_cast<size_t>(count));
   const auto take = [at](const Pictures& of, at::Tensor& grids, at::Tensor& pixels) {
     const auto patch_end = [&](int64_t number) {
       return number == 0 ? 0 : of.patch_ends[static_cast<size_t>(number) - 1];
@@ -160,18 +177,16 @@ ConversationSet::Sample ConversationSet::sample(int64_t sample) const {
   return result;
 }
 
-std::map<std::string, at::Tensor> picture_inputs(std::span<const ConversationSet::Sample> samples, bool pin_memory) {
+void add_pictures(Batch& batch, std::span<const ConversationSet::Sample> samples, bool pin_memory) {
   using Sample = ConversationSet::Sample;
-  std::map<std::string, at::Tensor> inputs;
   const auto add = [&](const char* name, at::Tensor Sample::*part, bool pinned) {
-    if (auto tensor = joined(samples, part, pinned); tensor.defined()) inputs.emplace(name, std::move(tensor));
+    batch.set(name, joined(samples, part, pinned), Axis::kItem);
   };
   add("image_grid_thw", &Sample::image_grids, false);
   add("video_grid_thw", &Sample::video_grids, false);
   add("second_per_grid_ts", &Sample::second_per_grid, false);
   add("pixel_values", &Sample::pixel_values, pin_memory);
   add("pixel_values_videos", &Sample::pixel_values_videos, pin_memory);
-  return inputs;
 }
 
 ConversationDataset::ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options)
@@ -187,10 +202,14 @@ ConversationDataset::ConversationDataset(std::shared_ptr<const ConversationSet> 
                 ": raise --seq-length, or write the set with a smaller --max-length");
   }
   NumpyRandomState random(options.seed);
-  std::vector<int64_t> epoch(static_cast<size_t>(count));
+  std::vector<int64_t> groups(static_cast<size_t>(count / options.group));
   do {
-    std::iota(epoch.begin(), epoch.end(), options.first);
-    if (options.shuffles) random.shuffle(std::span<int64_t>(epoch));
+    std::iota(groups.begin(), groups.end(), int64_t{0});
+    if (options.shuffles) random.shuffle(std::span<int64_t>(groups));
+    std::vector<int64_t> epoch;
+    for (const int64_t group : groups) {
+      for (int64_t i = 0; i < options.group; ++i) epoch.push_back(options.first + group * options.group + i);
+    }
     add_epoch(epoch, options.seq_length);
   } while (size() < options.num_samples.value_or(0));
   if (options.num_samples) sample_ends_.resize(static_cast<size_t>(*options.num_samples));
@@ -230,24 +249,27 @@ Batch ConversationDataset::collate(const std::vector<int64_t>& indices, const Ba
   const auto zeros = [&](at::ScalarType type) {
     return at::zeros({std::ssize(indices), length}, at::TensorOptions(type).pinned_memory(options.pin_memory));
   };
-  Batch batch{.tokens = zeros(at::kLong),
-              .position_ids = packs_ ? zeros(at::kLong) : at::Tensor(),
-              .labels = zeros(at::kLong),
-              .loss_mask = zeros(at::kFloat),
-              .token_mask = zeros(at::kBool)};
+  Batch batch;
+  batch.set(kTokens, zeros(at::kLong));
+  if (packs_) batch.set(kPositionIds, zeros(at::kLong));
+  batch.set(kLabels, zeros(at::kLong));
+  batch.set(kLossMask, zeros(at::kFloat), Axis::kToken, /*is_input=*/false);
+  batch.set(kTokenMask, zeros(at::kBool));
+  for (const std::string& name : set_->column_names())
+    batch.set(name, zeros(at::kFloat), Axis::kToken, /*is_input=*/false);
   std::vector<int64_t> documents;
   auto conversation = all.cbegin();
   for (size_t row = 0; row < row_ends.size(); ++row) {
     int64_t column = 0;
     for (const auto end = all.cbegin() + static_cast<int64_t>(row_ends[row]); conversation != end; ++conversation) {
-      write_conversation(*conversation, batch, static_cast<int64_t>(row) * length + column);
+      write_conversation(*conversation, set_->column_names(), batch, static_cast<int64_t>(row) * length + column);
       documents.push_back(std::ssize(conversation->tokens) - 1);
       column += documents.back();
     }
     if (column < length) documents.push_back(length - column);
   }
   if (packs_) batch.document_lengths = at::tensor(documents, at::device(at::kCPU).dtype(at::kLong));
-  batch.extra = picture_inputs(all, options.pin_memory);
+  add_pictures(batch, all, options.pin_memory);
   return batch;
 }
 
