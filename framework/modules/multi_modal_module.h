@@ -5,6 +5,7 @@
 #include <string>
 
 #include "framework/batch.h"
+#include "framework/model_output.h"
 #include "framework/modules/megatron_module.h"
 #include "parallel/fsdp/hooked_module.h"
 
@@ -18,17 +19,21 @@ class MultiModalModule : public MegatronModule, public HookedModule {
  public:
   using MegatronModule::MegatronModule;
 
-  /// With labels: the loss of each token, [B, T] fp32. Without: logits [B, T, V].
-  virtual at::Tensor forward(Batch input) = 0;
-  at::Tensor operator()(Batch input) {
-    if (input.plan == nullptr) prepare(input);
-    return run_hooked([this](Batch& each) { return forward(each); }, std::move(input));
+  /// token_losses of a batch with labels, logits of one without.
+  virtual ModelOutput forward(Batch input) = 0;
+  ModelOutput operator()(Batch input) {
+    return run_hooked([this](Batch& each) { return forward(each); }, prepared(std::move(input)));
   }
 
-  /// What needs values on the host (position ids, places of images); sets input.plan. Runs before
-  /// forward unless it did already: a program calls it before the input moves to a device (which
-  /// is waited for otherwise), and with whole sequences, before it takes the rows of a shard.
+  /// Computes what needs values on the host (position ids, places of images); sets Batch::plan. Called once per batch.
   virtual void prepare(Batch& /*input*/) const {}
+  /// The batch after prepare(). Call it while the batch is on the host and holds whole sequences: on a device, reading
+  /// values blocks the host. operator() calls it for a batch that is not prepared.
+  Batch prepared(Batch input) const {
+    if (!input.is_prepared) prepare(input);
+    input.is_prepared = true;
+    return input;
+  }
 
   /// Tokens are from [0, vocab_size()).
   virtual int64_t vocab_size() const = 0;
@@ -40,9 +45,6 @@ class MultiModalModule : public MegatronModule, public HookedModule {
   /// Floating-point operations of forward and backward of `sequences` sequences; 6 per parameter
   /// and token unless a model knows better.
   virtual double training_flops(int64_t sequences, int64_t sequence_length) const;
-  /// Losses of routers (router_losses.h) that the forwards of training since the last call have added to the
-  /// gradients, and not to the tokens' losses: their sums, [kRouterLosses] fp64. Undefined: there are none.
-  virtual at::Tensor take_router_losses() { return {}; }
 
   std::string class_name() const override { return detail::demangled_class_name(typeid(*this).name()); }
 };
