@@ -11,8 +11,8 @@ void accept_parts_of_precision(CompatibilityFlags& flags) {
                 {"--fp8-interval", 1},
                 {"--fp8-amax-history-len", 1},
                 {"--fp8-amax-compute-algo", 1}});
-  flags.accept("fp8 numbers of weights are made anew for each product", {{"--keep-fp8-transpose-cache"},
-                                                                         {"--reuse-grad-buf-for-mxfp8-param-ag"}});
+  flags.accept("fp8 numbers of weights are made anew for each product",
+               {{"--keep-fp8-transpose-cache"}, {"--reuse-grad-buf-for-mxfp8-param-ag"}});
   flags.accept("an expert's rows need no padding here",
                {{"--moe-router-padding-for-fp8"}, {"--moe-router-padding-for-quantization"}});
   flags.accept("it only matters with --fp4-format, which is refused",
@@ -145,8 +145,6 @@ void accept_parts_of_runs(CompatibilityFlags& flags) {
                {{"--data-balance-sorting-algo", 1}, {"--mbs-data-balance-sorting-algo", 1}});
   flags.accept("it only matters with --use-txt-dynamic-batching, which is refused",
                {{"--max-seq-len", 1}, {"--dynamic-batch-buffer-size", 1}});
-  flags.accept("it only matters with --ref-model, which is refused",
-               {{"--dpo-beta", 1}, {"--dpo-loss-type", 1}, {"--dpo-label-smoothing", 1}});
 }
 
 void accept_inference(CompatibilityFlags& flags) {

@@ -95,6 +95,10 @@ void add_network_options(std::vector<Option>& rows) {
       .named("bias_gelu_fusion");
   group.add("--squared-relu", &A::squared_relu, kMustMatch, "squared ReLU in the MLP");
   group.add("--swiglu", &A::swiglu, kMustMatch, "gated SiLU in the MLP");
+  group
+      .add("--logits-at-once", &A::logits_at_once, kFree,
+           "compute the loss so many logits at a time; unset: 2^27 on a CPU, 2^28 on a GPU")
+      .above(0);
   group.add("--apply-tiled-mlp", &A::apply_tiled_mlp, kReport,
             "compute each MLP in pieces of the sequence, again in backward (ROLL)");
   group.add("--tiled-num-shards", &A::tiled_num_shards, kReport, "sequence chunks per MLP, with --apply-tiled-mlp")

@@ -43,6 +43,7 @@ struct NetworkArguments {
   bool bias_gelu_fusion = true;
   bool squared_relu = false;
   bool swiglu = false;
+  std::optional<int64_t> logits_at_once;
   bool apply_tiled_mlp = false;
   int64_t tiled_num_shards = 4;
   std::optional<int64_t> lora_r;  // unset: no adapters

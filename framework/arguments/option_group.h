@@ -1,6 +1,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -60,6 +61,23 @@ class OptionGroup {
       const bool is_none = FieldType<Field>::kOptional && std::holds_alternative<std::monostate>(value);
       if (is_none) arguments.*member = Field{};
       return is_none;
+    };
+    option.on_resume = on_resume;
+    option.help = std::move(help);
+    return option;
+  }
+
+  /// Adds a row for a number in a map, under its flag; `initial` while the map lacks it.
+  template <class Struct>
+  Option& number(std::string flag, std::map<std::string, double> Struct::*map, double initial, OnResume on_resume,
+                 std::string help) {
+    Option& option = row(flag, ValueType::kNumber);
+    option.read = [map, flag, initial](const Arguments& arguments) -> ArgumentValue {
+      const auto found = (arguments.*map).find(flag);
+      return found == (arguments.*map).end() ? initial : found->second;
+    };
+    option.write = [map, flag](const ArgumentValue& value, Arguments& arguments) {
+      return write_field((arguments.*map)[flag], value);
     };
     option.on_resume = on_resume;
     option.help = std::move(help);

@@ -6,12 +6,29 @@
 #include "framework/arguments/microbatches.h"
 #include "framework/arguments/option_group.h"
 #include "framework/mistakes.h"
+#include "framework/objectives/objectives.h"
 
 namespace megashard::detail {
 namespace {
 
 using A = Arguments;
 using std::to_string;
+
+/// --objective, and the flags of its values.
+void add_objectives(std::vector<Option>& rows) {
+  using enum OnResume;
+  OptionGroup group("training", rows, {.pretrain_only = true});
+  std::vector<std::string> names;
+  for (const auto& kind : objectives()) names.push_back(kind.name);
+  group.add("--objective", &A::objective, kMustMatch, "the loss (docs/objectives.md)").one_of(names);
+  for (const auto& kind : objectives()) {
+    for (const auto& option : kind.options) {
+      group.number(option.flag, &A::objective_options, option.initial, kReport, option.help)
+          .at_least(option.least)
+          .at_most(option.most);
+    }
+  }
+}
 
 void add_loop(std::vector<Option>& rows) {
   using enum OnResume;
@@ -48,6 +65,7 @@ void add_loop(std::vector<Option>& rows) {
       .named("check_for_nan_in_loss_and_grad");
   group.add("--calculate-per-token-loss", &A::calculate_per_token_loss, kReport,
             "average over all tokens of the global batch, not over microbatches");
+  add_objectives(rows);
   group
       .add("--empty-unused-memory-level", &A::empty_unused_memory_level, kFree,
            "return cached GPU memory: 0 never, 1 before, 2 also after the optimizer")

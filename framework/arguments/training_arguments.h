@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,6 +29,8 @@ struct TrainingArguments {
   ExitSignal exit_signal = ExitSignal::kTerm;
   bool check_for_nan_in_loss_and_grad = true;
   bool calculate_per_token_loss = false;
+  std::string objective = "next-token";             // a value of objectives()
+  std::map<std::string, double> objective_options;  // values of their flags, by flag
   int64_t empty_unused_memory_level = 0;
   bool deterministic_mode = false;
   bool skip_train = false;             // evaluates only
