@@ -37,13 +37,12 @@ at::Tensor lengths_of(const TokenLists& texts) {
   return at::tensor(lengths, at::kLong);
 }
 
-Batch input_of_rows(const MultiModalModule& model, const at::Tensor& rows, std::map<std::string, at::Tensor> extra,
+Batch input_of_rows(const MultiModalModule& model, const at::Tensor& rows, Batch pictures,
                     const InferenceRanks& ranks) {
-  Batch whole;
-  whole.tokens = rows;
+  Batch whole = std::move(pictures);
+  whole.set(kTokens, rows);
   whole.sequence = ranks.sequence.with_length(rows.size(1));
-  whole.extra = std::move(extra);
-  return batch_of_rank(model, std::move(whole), ranks.device);
+  return rows_of_rank(to_device(model.prepared(std::move(whole)), ranks.device));
 }
 
 /// The length with which the ranks take so many tokens: some of them want a multiple. No token sees what is filled up
@@ -79,10 +78,10 @@ at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int6
   const int64_t longest = lengths.max().item<int64_t>();
   const int64_t taken = length_for(std::min(longest, length), ranks);  // the last token of a text is not an input
   const at::Tensor rows = at::constant_pad_nd(padded(batch.texts, longest), {0, taken + 1 - longest});
-  Batch input = input_of_rows(model, rows.narrow(1, 0, taken).contiguous(), std::move(batch.extra), ranks);
+  Batch input = input_of_rows(model, rows.narrow(1, 0, taken).contiguous(), std::move(batch.pictures), ranks);
   const SequenceShard shard = input.sequence;
-  input.labels = shard.rows_of(rows.narrow(1, 1, taken).to(ranks.device), 1).contiguous();
-  const at::Tensor losses = whole_of_rows(model(std::move(input)), 1, shard).cpu();
+  input.set(kLabels, shard.rows_of(rows.narrow(1, 1, taken).to(ranks.device), 1).contiguous());
+  const at::Tensor losses = whole_of_rows(model(std::move(input)).token_losses, 1, shard).cpu();
   const at::Tensor wanted = at::arange(1, taken + 1).unsqueeze(0) < lengths.unsqueeze(1);
   const at::Tensor found = at::where(wanted, losses.neg(), at::zeros({}, losses.options()));
   // The last token of a text has no successor.
@@ -106,10 +105,10 @@ at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& b
     // Tokens behind a row's end are seen by no token before them. Pictures have their places in
     // what was given, whatever the model says.
     const int64_t taken = length_for(longest + step, ranks);
-    Batch input = input_of_rows(model, given.narrow(1, 0, taken).contiguous(), batch.extra, ranks);
+    Batch input = input_of_rows(model, given.narrow(1, 0, taken).contiguous(), batch.pictures, ranks);
     const SequenceShard shard = input.sequence;
-    input.tokens = shard.rows_of(rows.narrow(1, 0, taken), 1).contiguous();
-    at::Tensor next = likeliest_at(model(std::move(input)), at_end - 1, shard);
+    input.set(kTokens, shard.rows_of(rows.narrow(1, 0, taken), 1).contiguous());
+    at::Tensor next = likeliest_at(model(std::move(input)).logits, at_end - 1, shard);
     if (step > 0) next = at::where(ended, chosen.back(), next);
     ended = ended.logical_or(at::isin(next, marks));
     rows.index_put_({row_numbers, at_end}, next);

@@ -3,8 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
-#include <string>
 #include <vector>
 
 #include "framework/modules/multi_modal_module.h"
@@ -16,7 +14,7 @@ using TokenLists = std::vector<std::vector<int64_t>>;
 /// Texts that a model is run over, of 1 token at least each.
 struct InferenceBatch {
   TokenLists texts;
-  std::map<std::string, at::Tensor> extra{};  ///< of Batch, on the host: their pictures
+  Batch pictures{};  ///< columns of their pictures (add_pictures), on the host
 };
 
 /// Where it runs. Both functions call the model equally often on every rank, with an empty batch

@@ -68,7 +68,7 @@ std::string Trainer::find_in_outputs() {
 
 std::string Trainer::find_in_gradients() {
   for (size_t i = 0; i < batches_.size(); ++i) {
-    step_.gradients_of(batches_[i]);
+    step_.backward({batches_[i]});
     const auto names = gradients_not_finite(model_, group_);
     if (names.empty()) continue;
     const auto of_ranks = gather_or_throw(group_, [&] { return microbatch_text(i); });

@@ -2,8 +2,6 @@
 
 #include <numeric>
 
-#include "parallel/copies/on_device.h"
-
 namespace megashard {
 
 SequenceShard sequence_ranks(const Arguments& arguments, const MultiModalModule& model, const ProcessGroupPtr& group) {
@@ -23,19 +21,6 @@ ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGro
   std::vector<int> members;
   for (int rank = group->rank() % ranks; rank < group->size(); rank += ranks) members.push_back(rank);
   return group->split(members, "data_parallel");
-}
-
-Batch batch_of_rank(const MultiModalModule& model, Batch whole, c10::Device device) {
-  model.prepare(whole);
-  const auto move = [&](at::Tensor& tensor) {
-    if (tensor.defined()) tensor = on_device(tensor, device);
-  };
-  for (auto& [name, tensor] : whole.extra) move(tensor);
-  for (at::Tensor* each : {&whole.tokens, &whole.position_ids, &whole.labels, &whole.loss_weights, &whole.token_mask}) {
-    move(*each);
-    *each = whole.sequence.rows_of(*each, -1);
-  }
-  return whole;
 }
 
 }  // namespace megashard

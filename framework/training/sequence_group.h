@@ -15,8 +15,4 @@ SequenceShard sequence_ranks(const Arguments& arguments, const MultiModalModule&
 /// itself where sequences are not shared. Collective.
 ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGroupPtr& group);
 
-/// What this rank's forward takes of a batch with whole sequences on the host (`sequence` set):
-/// prepared, on `device`, with this rank's rows.
-Batch batch_of_rank(const MultiModalModule& model, Batch whole, c10::Device device);
-
 }  // namespace megashard

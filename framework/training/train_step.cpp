@@ -7,15 +7,14 @@
 #include <utility>
 
 #include "framework/training/replicated_gradients.h"
-#include "framework/training/sequence_group.h"
-#include "parallel/copies/on_device.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 
-TrainStep::TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group, c10::Device device,
-                     const TrainStepOptions& options)
+TrainStep::TrainStep(MultiModalModule& model, const Objective& objective, Optimizer& optimizer, ProcessGroupPtr group,
+                     c10::Device device, const TrainStepOptions& options)
     : model_(model),
+      objective_(objective),
       optimizer_(optimizer),
       replicated_(replicated_parameters(optimizer.parameters())),
       group_(std::move(group)),
@@ -27,57 +26,86 @@ void TrainStep::empty_unused_memory(int64_t from_level) {
   c10::getDeviceAllocator(device_.type())->emptyCache();
 }
 
-TrainStep::TokenLosses TrainStep::token_losses(Batch batch) {
-  batch.sequence = options_.sequence.with_length(batch.tokens.size(1));
-  const at::Tensor mask = batch.sequence.rows_of(on_device(std::exchange(batch.loss_mask, {}), device_), 1);
-  batch = batch_of_rank(model_, std::move(batch), device_);
-  const at::Tensor weights = batch.loss_weights;
-  return {model_(std::move(batch)), mask, weights};
+Batch TrainStep::on_device(Batch batch) const {
+  batch.sequence = options_.sequence.with_length(batch.tokens().size(1));
+  return to_device(model_.prepared(std::move(batch)), device_);
 }
 
-at::Tensor TrainStep::forward_backward(const std::vector<Batch>& microbatches) {
-  const TimedPart timed(options_.timers, StepPart::kForwardBackward);
-  const auto count = static_cast<double>(microbatches.size());
-  const double sequence_ranks = options_.sequence.is_whole() ? 1 : options_.sequence.group->size();
-  at::Tensor token_scale;
-  if (options_.calculate_per_token_loss) {
-    at::Tensor tokens = at::zeros({1}, at::TensorOptions(at::kDouble).device(device_));
-    for (const auto& batch : microbatches) tokens += on_device(batch.loss_mask, device_).sum(at::kDouble);
-    group_->all_reduce(tokens, ReduceOp::kSum).wait();
-    // fully_shard averages over the ranks; the mean over all tokens needs the sum. Every rank of a
-    // sequence has counted its tokens.
-    token_scale = (group_->size() * sequence_ranks / tokens.clamp_min(1.0))[0].to(at::kFloat);
+at::Tensor TrainStep::global_scale(const std::vector<Batch>& micro_batches) {
+  if (!options_.calculate_per_token_loss) return {};
+  at::Tensor terms = at::zeros({1}, at::TensorOptions(at::kDouble).device(device_));
+  for (const Batch& batch : micro_batches) terms += objective_.count(batch).to(at::kDouble);
+  group_->all_reduce(terms, ReduceOp::kSum).wait();
+  // fully_shard averages over the ranks, and the mean over all terms needs the sum. Every rank of a sequence has
+  // counted its terms.
+  return (group_->size() * sequence_ranks() / terms.clamp_min(1.0))[0].to(at::kFloat);
+}
+
+std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const at::Tensor& global_scale, double micro_batches) {
+  const at::Tensor count = objective_.count(whole);
+  at::Tensor factor = options_.scaler == nullptr ? at::ones({}, count.options()) : options_.scaler->scale_tensor();
+  factor =
+      global_scale.defined() ? factor * global_scale : factor / count.clamp_min(1) * (sequence_ranks() / micro_batches);
+  at::Tensor total;
+  std::vector<MetricSum> metrics;
+  {
+    const TimedPart forward(options_.timers, StepPart::kForward);
+    const at::Tensor weights = objective_.weights(whole);
+    const bool is_weighted = weights.defined();
+    if (is_weighted) whole.set(kLossWeights, weights * factor, Axis::kToken, /*is_input=*/false);
+    const Batch mine = rows_of_rank(std::move(whole));
+    const ModelOutput output = model_(mine);
+    TORCH_CHECK(output.token_losses.defined(), model_.class_name(), " returned no token_losses for a batch with labels");
+    Loss loss = objective_(is_weighted ? output.token_losses.detach() : output.token_losses, mine);
+    metrics = std::move(loss.metrics);
+    at::Tensor share;  // of the aux terms: the sum of the weights of this rank's terms
+    if (is_weighted) {
+      const at::Tensor& own = mine.at(kLossWeights);
+      total = output.weighted_loss.defined() ? output.weighted_loss : (output.token_losses * own).sum();
+      if (!output.aux.empty()) share = own.contiguous().sum();
+    } else {
+      total = loss.sum * factor;
+      if (!output.aux.empty()) share = factor * count / sequence_ranks();
+    }
+    const at::Tensor one = at::ones({}, at::TensorOptions(at::kDouble).device(device_));
+    for (const AuxTerm& term : output.aux) {
+      total = total + term.value * share;
+      metrics.push_back({.name = term.name, .sum = term.metric.to(at::kDouble), .count = one});
+    }
   }
+  const TimedPart backward(options_.timers, StepPart::kBackward);
+  total.backward();
+  return metrics;
+}
+
+at::Tensor TrainStep::sums_of(const std::vector<MetricSum>& metrics) {
+  metric_names_.clear();
   std::vector<at::Tensor> sums;
-  for (size_t i = 0; i < microbatches.size(); ++i) {
-    const bool last = i + 1 == microbatches.size();
+  for (const MetricSum& metric : metrics) {
+    metric_names_.push_back(metric.name);
+    sums.insert(sums.end(), {metric.sum, metric.count});
+  }
+  return at::stack(sums);
+}
+
+at::Tensor TrainStep::backward(const std::vector<Batch>& micro_batches) {
+  optimizer_.zero_grad();
+  const TimedPart timed(options_.timers, StepPart::kForwardBackward);
+  const at::Tensor scale = global_scale(micro_batches);
+  std::vector<at::Tensor> sums;
+  for (size_t i = 0; i < micro_batches.size(); ++i) {
+    const bool last = i + 1 == micro_batches.size();
     if (!options_.reduces_each_microbatch) set_requires_gradient_sync(model_, last);
     if (options_.has_replicas) set_requires_all_reduce(model_, last);
-    if (microbatches.size() > 1 && (i == 0 || last)) set_is_last_microbatch(model_, last);
-    at::Tensor loss;
-    {
-      const TimedPart forward(options_.timers, StepPart::kForward);
-      Batch batch = microbatches[i];
-      const at::Tensor whole_mask = batch.loss_mask = on_device(batch.loss_mask, device_);
-      at::Tensor factor =
-          options_.scaler == nullptr ? at::ones({}, whole_mask.options()) : options_.scaler->scale_tensor();
-      factor = options_.calculate_per_token_loss ? factor * token_scale
-                                                 : factor / whole_mask.sum().clamp_min(1) * (sequence_ranks / count);
-      batch.loss_weights = whole_mask * factor;
-      const auto [losses, mask, weights] = token_losses(std::move(batch));
-      loss = (losses * weights).sum();
-      sums.push_back(at::stack({(losses.detach() * mask).sum().to(at::kDouble), mask.sum().to(at::kDouble)}));
-    }
-    const TimedPart backward(options_.timers, StepPart::kBackward);
-    loss.backward();
+    if (micro_batches.size() > 1 && (i == 0 || last)) set_is_last_microbatch(model_, last);
+    sums.push_back(
+        sums_of(forward_backward(on_device(micro_batches[i]), scale, static_cast<double>(micro_batches.size()))));
   }
   reduce_replicated_gradients(replicated_, *group_);
   return at::stack(sums).sum(0);
 }
 
-at::Tensor TrainStep::gradients(const std::vector<Batch>& microbatches) {
-  optimizer_.zero_grad();
-  const at::Tensor sums = forward_backward(microbatches);
+DeviceStats TrainStep::clip(const at::Tensor& sums) {
   empty_unused_memory(1);
   const TimedPart timed(options_.timers, StepPart::kOptimizer);
   const TimedPart clipping(options_.timers, StepPart::kClip);
@@ -88,14 +116,7 @@ at::Tensor TrainStep::gradients(const std::vector<Batch>& microbatches) {
                                                                : at::Tensor();
   if (scaler != nullptr) scaler->update(skip_);
   const at::Tensor scale = scaler == nullptr ? at::ones_like(norm) : scaler->scale_tensor();
-  const at::Tensor known = at::cat({sums, at::stack({norm, scale}).to(sums.device(), at::kDouble)});
-  const at::Tensor of_routers = model_.take_router_losses();
-  return of_routers.defined() ? at::cat({known, of_routers / static_cast<double>(microbatches.size())}) : known;
-}
-
-void TrainStep::gradients_of(const Batch& microbatch) {
-  optimizer_.zero_grad();
-  forward_backward({microbatch});
+  return {.grad_norm = norm.to(device_, at::kDouble), .loss_scale = scale.to(device_, at::kDouble), .sums = sums};
 }
 
 void TrainStep::update() {
@@ -110,8 +131,8 @@ void TrainStep::update() {
 
 at::Tensor TrainStep::evaluate(const Batch& batch) {
   const c10::NoGradGuard no_grad;
-  const auto [losses, mask, weights] = token_losses(batch);
-  return at::stack({(losses * mask).sum().to(at::kDouble), mask.sum().to(at::kDouble)});
+  const Batch mine = rows_of_rank(on_device(batch));
+  return sums_of(objective_(model_(mine).token_losses, mine).metrics);
 }
 
 }  // namespace megashard

@@ -3,12 +3,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
+#include <string>
 #include <vector>
 
 #include "framework/batch.h"
 #include "framework/modules/multi_modal_module.h"
+#include "framework/objectives/objective.h"
 #include "framework/training/optimizer.h"
+#include "framework/training/step_stats.h"
 #include "framework/training/step_timers.h"
 #include "parallel/collectives/process_group.h"
 #include "parallel/fsdp/grad_scaler.h"
@@ -29,46 +31,50 @@ struct TrainStepOptions {
   SequenceShard sequence{};               ///< ranks that get the same batches and share each sequence
 };
 
-/// Forward and backward of one global batch in microbatches, then the optimizer (train_step of
-/// Megatron). The host waits for no device, unless timers ask for it or parameters are replicated
-/// (replicated_gradients.h): what is known of a step comes back as a tensor, which StepNumbers reads.
+/// Forward and backward of one global batch in micro batches, then the optimizer (train_step of Megatron). Blocks the
+/// host only if timers ask for it or parameters are replicated (replicated_gradients.h): the statistics of a step stay
+/// on the device, where StepStats reads them.
 class TrainStep {
  public:
   /// `group`: the ranks that the model is sharded over (ParallelGroups::sharding).
-  TrainStep(MultiModalModule& model, Optimizer& optimizer, ProcessGroupPtr group, c10::Device device,
-            const TrainStepOptions& options);
+  TrainStep(MultiModalModule& model, const Objective& objective, Optimizer& optimizer, ProcessGroupPtr group,
+            c10::Device device, const TrainStepOptions& options);
 
-  /// Clipped gradients of the batch. Returns what is then known of the step, [4 or more] fp64 on the
-  /// device: over this rank's share the loss summed over tokens whose mask is not 0, and how many
-  /// these are (of sequences that ranks share: over this rank's rows of it); the norm before clipping,
-  /// and the loss scale of the next step (1 without a scaler), which are the same on all ranks. Behind these, of a
-  /// model that has them, the means over the microbatches of take_router_losses(). Collective.
-  at::Tensor gradients(const std::vector<Batch>& microbatches);
-  /// Those of one microbatch alone, not clipped, on the parameters. Collective.
-  void gradients_of(const Batch& microbatch);
-  /// Steps the optimizer, at its own learning rate, by these gradients. Where the options ask for a
-  /// finite norm and it is none, the device leaves all as it is.
+  /// Computes the gradients of the batch, which replace the ones before. Returns the metrics: DeviceStats::sums.
+  /// Collective.
+  at::Tensor backward(const std::vector<Batch>& micro_batches);
+  /// Clips these gradients. `sums`: what backward() returned. Collective.
+  DeviceStats clip(const at::Tensor& sums);
+  /// Steps the optimizer by the clipped gradients, at its own learning rate. If the options ask for finite gradients
+  /// and the norm is not finite, nothing changes.
   void update();
-  /// Without gradients: loss and tokens as above, [2].
+  /// The objective's metrics without gradients: DeviceStats::sums, on the device. Collective.
   at::Tensor evaluate(const Batch& batch);
+  /// Names of the metrics of the last call: the objective's, then those of the model's aux terms.
+  const std::vector<std::string>& metric_names() const { return metric_names_; }
 
  private:
   void empty_unused_memory(int64_t from_level);
-  /// Sums of the loss and of the tokens, [2] fp64 on the device.
-  at::Tensor forward_backward(const std::vector<Batch>& microbatches);
-  /// What this rank's tokens lose, their mask, and their Batch::loss_weights.
-  struct TokenLosses {
-    at::Tensor losses, mask, weights;
-  };
-  TokenLosses token_losses(Batch batch);
+  /// The batch on the device, prepared, with whole sequences.
+  Batch on_device(Batch batch) const;
+  /// 1 / (what the losses of all micro batches are averaged over), where that is one number for the step; else
+  /// undefined.
+  at::Tensor global_scale(const std::vector<Batch>& micro_batches);
+  /// Sum and count of each metric, [2 * metrics] fp64.
+  at::Tensor sums_of(const std::vector<MetricSum>& metrics);
+  /// Forward and backward of one micro batch of `micro_batches`. Returns the metrics.
+  std::vector<MetricSum> forward_backward(Batch whole, const at::Tensor& global_scale, double micro_batches);
+  double sequence_ranks() const { return options_.sequence.is_whole() ? 1 : options_.sequence.group->size(); }
 
   MultiModalModule& model_;
+  const Objective& objective_;
   Optimizer& optimizer_;
   std::vector<at::Tensor> replicated_;  // parameters that fully_shard does not reduce
   ProcessGroupPtr group_;
   c10::Device device_;
   TrainStepOptions options_;
   at::Tensor skip_;  // of the gradients that update() takes; undefined: never
+  std::vector<std::string> metric_names_;
 };
 
 }  // namespace megashard

@@ -1,4 +1,4 @@
-#include "framework/training/step_numbers.h"
+#include "framework/training/step_stats.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -15,39 +15,39 @@ namespace {
 
 at::TensorOptions on_host(c10::Device device) { return at::TensorOptions(at::kDouble).pinned_memory(!device.is_cpu()); }
 
-std::vector<double> flat(const HostNumbers& host) {
+std::vector<double> flat(const HostStats& host) {
   std::vector<double> values = {host.stop_request, host.save_failed, host.time_is_up};
   values.insert(values.end(), host.measures.begin(), host.measures.end());
   return values;
 }
 
-/// `of_device`: how many of them come from there.
-RankNumbers rank_numbers(std::span<const double> field, size_t of_device) {
-  const auto routers = field.subspan(4, of_device - 4), host = field.subspan(of_device), measures = host.subspan(3);
-  return {.weighted_loss = field[0],
-          .tokens = field[1],
-          .grad_norm = field[2],
-          .loss_scale = field[3],
-          .router_losses = {routers.begin(), routers.end()},
-          .host = {.stop_request = host[0],
-                   .save_failed = host[1],
-                   .time_is_up = host[2],
-                   .measures = {measures.begin(), measures.end()}}};
+/// `of_device`: how many of the numbers come from there.
+RankStats rank_stats(std::span<const double> field, size_t of_device) {
+  const auto sums = field.subspan(2, of_device - 2), host = field.subspan(of_device), measures = host.subspan(3);
+  RankStats stats{.grad_norm = field[0],
+                  .loss_scale = field[1],
+                  .host = {.stop_request = host[0],
+                           .save_failed = host[1],
+                           .time_is_up = host[2],
+                           .measures = {measures.begin(), measures.end()}}};
+  for (size_t i = 0; i + 1 < sums.size(); i += 2) stats.metrics.push_back({.sum = sums[i], .count = sums[i + 1]});
+  return stats;
 }
 
 }  // namespace
 
-StepNumbers::StepNumbers(ProcessGroupPtr group, c10::Device device) : group_(std::move(group)), device_(device) {}
+StepStats::StepStats(ProcessGroupPtr group, c10::Device device) : group_(std::move(group)), device_(device) {}
 
-void StepNumbers::add(const at::Tensor& of_device, const HostNumbers& of_host) {
+void StepStats::add(const DeviceStats& of_device, const HostStats& of_host) {
   const std::vector<double> values = flat(of_host);
   const at::Tensor host = at::empty({std::ssize(values)}, on_host(device_));
   std::copy(values.begin(), values.end(), host.mutable_data_ptr<double>());
-  of_device_ = static_cast<size_t>(of_device.size(0));
-  steps_.push_back(at::cat({of_device, host.to(device_, /*non_blocking=*/true)}));
+  of_device_ = 2 + static_cast<size_t>(of_device.sums.size(0));
+  steps_.push_back(at::cat({at::stack({of_device.grad_norm, of_device.loss_scale}), of_device.sums,
+                            host.to(device_, /*non_blocking=*/true)}));
 }
 
-void StepNumbers::start_read() {
+void StepStats::start_read() {
   const auto steps = static_cast<int64_t>(steps_.size());
   at::Tensor all = at::stack(steps_).view({-1});
   if (group_->size() > 1) {
@@ -62,7 +62,7 @@ void StepNumbers::start_read() {
   copied_->record(current_stream(device_));
 }
 
-std::vector<StepOfRanks> StepNumbers::finish_read() {
+std::vector<StepOfRanks> StepStats::finish_read() {
   if (!copy_.defined()) start_read();
   if (copied_) copied_->synchronize();
   const auto* first = copy_.const_data_ptr<double>();
@@ -70,7 +70,7 @@ std::vector<StepOfRanks> StepNumbers::finish_read() {
   std::vector<StepOfRanks> read(steps_.size());
   for (int rank = 0; rank < group_->size(); ++rank) {
     for (auto& step : read) {
-      step.push_back(rank_numbers({first, numbers}, of_device_));
+      step.push_back(rank_stats({first, numbers}, of_device_));
       first += numbers;
     }
   }
