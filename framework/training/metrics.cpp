@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <string_view>
 
-#include "framework/router_losses.h"
 #include "framework/training/flops.h"
 
 namespace megashard {
@@ -24,21 +24,6 @@ double mean_loss(const StepInterval& interval) {
 /// Losses of 0 or less are left out, as in Megatron; NaN is shown.
 Result shown_loss(double loss) { return shown_if(!(loss <= 0), loss); }
 
-Result router_loss(const std::vector<double>& losses, RouterLoss which, int64_t steps = 1) {
-  const bool is_there = !losses.empty() && steps > 0 && !std::isnan(losses[which]);
-  return is_there ? Result(losses[which] / number(steps)) : Result();
-}
-
-template <RouterLoss which>
-Result loss_of_step(Report r) {
-  return router_loss(r.step.router_losses, which);
-}
-
-template <RouterLoss which>
-Result mean_of_interval(Report r) {
-  return router_loss(r.interval.router_loss_sums, which, r.interval.losses);
-}
-
 Result measured(Report report, std::string_view key);
 
 /// Scripts cut Megatron's log line at ':' and '|', so its fields keep their order and form, and further ones stand
@@ -46,8 +31,9 @@ Result measured(Report report, std::string_view key);
 constexpr Metric kMetrics[] = {
     {.key = "step", .is_whole = true, .value = [](Report r) -> Result { return number(r.iteration); }},
     {.key = "loss",
-     .tag = "lm loss",
+     .tag = "",
      .by_samples = true,
+     .is_loss = true,
      .value = [](Report r) -> Result { return shown_if(r.step.has_loss, r.step.loss); }},
     {.key = "grad_norm",
      .tag = "grad-norm",
@@ -87,13 +73,10 @@ constexpr Metric kMetrics[] = {
      .tag = "batch-size",
      .by_samples = true,
      .value = [](Report r) -> Result { return number(r.global_batch_size); }},
-    {.text = " lm loss: %.6E |", .value = [](Report r) -> Result { return shown_loss(mean_loss(r.interval)); }},
-    {.text = " z_loss: %.6E |", .value = mean_of_interval<kZLoss>},
-    {.text = " load_balancing_loss: %.6E |", .value = mean_of_interval<kLoadBalancingLoss>},
-    {.text = " seq_load_balancing_loss: %.6E |", .value = mean_of_interval<kSequenceBalancingLoss>},
-    {.key = "z_loss", .tag = "z_loss", .value = loss_of_step<kZLoss>},
-    {.key = "load_balancing_loss", .tag = "load_balancing_loss", .value = loss_of_step<kLoadBalancingLoss>},
-    {.key = "seq_load_balancing_loss", .tag = "seq_load_balancing_loss", .value = loss_of_step<kSequenceBalancingLoss>},
+    {.text = ": %.6E |",
+     .is_loss = true,
+     .value = [](Report r) -> Result { return shown_loss(mean_loss(r.interval)); }},
+    {.is_further = true},
     {.text = " tokens per sample: %.6E |",
      .value = [](Report r) -> Result {
        return shown_if(r.arguments.log_tps, r.interval.tokens_per_sample / number(r.interval.steps));
@@ -134,13 +117,15 @@ constexpr Metric kMetrics[] = {
      .tag = "failed-saves",
      .value = [](Report r) -> Result { return shown_if(r.failed_saves > 0, number(r.failed_saves)); }},
     {.key = "validation_loss",
-     .tag = "lm loss validation",
+     .tag = " validation",
      .by_samples = true,
      .of_evaluation = true,
+     .is_loss = true,
      .value = [](Report r) -> Result { return r.validation_loss; }},
-    {.tag = "lm loss validation ppl",
+    {.tag = " validation ppl",
      .by_samples = true,
      .of_evaluation = true,
+     .is_loss = true,
      .value = [](Report r) -> Result {
        constexpr double kMost = 20;  // Megatron's
        return shown_if(r.arguments.log_validation_ppl_to_tensorboard && r.validation_loss,
@@ -173,19 +158,49 @@ Result measured(Report report, std::string_view key) {
   auto next = report.step.measures.begin();
   for (const Metric& metric : kMetrics) {
     if (metric.of_rank == nullptr || next == report.step.measures.end()) continue;
-    if (metric.key == key) return *next;
+    if (metric.key != nullptr && metric.key == key) return *next;
     ++next;
   }
   return std::nullopt;
 }
 
+/// What the objective and the model name, after the loss: the step's for files, the interval's mean for the log line.
+void visit_further(Report report, const std::function<void(const Metric&, double)>& visit) {
+  const auto& interval = report.interval;
+  for (size_t i = 0; i + 1 < report.metric_names.size(); ++i) {
+    const std::string& name = report.metric_names[i + 1];
+    const std::string text = " " + name + ": %.6E |";
+    if (i < interval.further_sums.size() && interval.losses > 0)
+      visit({.text = text.c_str()}, interval.further_sums[i] / number(interval.losses));
+    if (i < report.step.further.size()) visit({.key = name.c_str(), .tag = name.c_str()}, report.step.further[i]);
+  }
+}
+
+Metric with_name_of_loss(Metric metric, const std::string& tag, const std::string& text) {
+  if (metric.tag != nullptr) metric.tag = tag.c_str();
+  if (metric.text != nullptr) metric.text = text.c_str();
+  return metric;
+}
+
 }  // namespace
 
-std::span<const Metric> metrics() { return kMetrics; }
-
-std::optional<double> value_of(const Metric& metric, const StepReport& report) {
-  if (metric.value != nullptr) return metric.value(report);
-  return measured(report, metric.key);
+void for_each_metric(const StepReport& report, const std::function<void(const Metric& metric, double value)>& visit) {
+  const std::string& loss = report.metric_names.front();
+  for (const Metric& metric : kMetrics) {
+    if (metric.is_further) {
+      visit_further(report, visit);
+      continue;
+    }
+    const Result value = metric.value != nullptr ? metric.value(report) : measured(report, metric.key);
+    if (!value) continue;
+    if (!metric.is_loss) {
+      visit(metric, *value);
+      continue;
+    }
+    const std::string tag = loss + (metric.tag == nullptr ? "" : metric.tag);
+    const std::string text = " " + loss + (metric.text == nullptr ? "" : metric.text);
+    visit(with_name_of_loss(metric, tag, text), *value);
+  }
 }
 
 std::vector<double> measured_metrics(const HostMeasures& host) {

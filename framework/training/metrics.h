@@ -1,8 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
-#include <span>
+#include <string>
 #include <vector>
 
 #include "framework/arguments/arguments.h"
@@ -17,22 +18,22 @@ struct HostMeasures {
 
 /// A step, over all ranks.
 struct StepSummary {
-  double loss = 0;                      ///< mean over the tokens of the global batch
-  double tokens = 0;                    ///< whose loss_mask is not 0
-  bool has_loss = true;                 ///< false: there are none
-  double grad_norm = 0;                 ///< before clipping; no number where the step was skipped
-  bool skipped = false;                 ///< by the loss scaling: the gradients had overflowed
-  std::optional<double> loss_scale{};   ///< after the step; unset: losses are not scaled
-  std::vector<double> router_losses{};  ///< means over the ranks, by router_losses.h; empty: there are none
-  std::vector<double> measures{};       ///< of the metrics that ranks measure
+  double loss = 0;                     ///< mean over the objective's terms in the global batch
+  double terms = 0;                    ///< their number: of tokens whose loss_mask is not 0, or of pairs
+  bool has_loss = true;                ///< false: there are no terms
+  double grad_norm = 0;                ///< before clipping; no number where the step was skipped
+  bool skipped = false;                ///< by the loss scaling: the gradients had overflowed
+  std::optional<double> loss_scale{};  ///< after the step; unset: losses are not scaled
+  std::vector<double> further{};       ///< the metrics after the loss, by StepReport::metric_names
+  std::vector<double> measures{};      ///< of the metrics that ranks measure
 };
 
 /// The steps since the last log line.
 struct StepInterval {
-  double loss_sum = 0;                     ///< of the steps that were not skipped and whose loss is a number
-  int64_t losses = 0;                      ///< how many these are
-  std::vector<double> router_loss_sums{};  ///< of these steps, likewise
-  double tokens_per_sample = 0;            ///< summed over the steps
+  double loss_sum = 0;                 ///< of the steps that were not skipped and whose loss is finite
+  int64_t losses = 0;                  ///< number of these steps
+  std::vector<double> further_sums{};  ///< of these steps
+  double tokens_per_sample = 0;        ///< summed over the steps
   int64_t steps = 0;
   int64_t samples = 0;
   int64_t skipped_steps = 0;
@@ -55,6 +56,7 @@ struct StepReport {
   double next_lr = 0;  ///< after the scheduler's step
   double flops = 0;    ///< of the global batch
   std::optional<double> peak_tflops{};
+  std::vector<std::string> metric_names{"lm loss"};  ///< TrainStep's; the first one is the loss
   StepSummary step{};
   StepInterval interval{};                  ///< this step included
   std::optional<double> zeros_in_grad{};    ///< --log-num-zeros-in-grad, of steps with a log line
@@ -65,8 +67,8 @@ struct StepReport {
 
 enum class OverRanks { kMax, kSum };
 
-/// A number that is told of a step. The log line and the writers of metrics_writer.h print their own ones, in the
-/// order of metrics().
+/// A number that is logged for a step. The log line and the writers of metrics_writer.h print those that have their
+/// name.
 struct Metric {
   const char* key = nullptr;   ///< in the metrics file; null: not there
   const char* text = nullptr;  ///< in the log line, as printf's format of a double; null: not there
@@ -74,6 +76,8 @@ struct Metric {
   const char* tag = nullptr;   ///< in TensorBoard, Megatron's; null: not there
   bool by_samples = false;     ///< there also "TAG vs samples"
   bool of_evaluation = false;  ///< there whenever there is one
+  bool is_loss = false;        ///< text and tag begin with the loss's name
+  bool is_further = false;     ///< stands for all metrics after the loss
   /// None: the step has no such number, and nothing is written. Null: what the ranks have measured.
   std::optional<double> (*value)(const StepReport& report) = nullptr;
   /// Measured by every rank when its gradients are there, and reduced over the ranks. Null: not measured.
@@ -81,10 +85,8 @@ struct Metric {
   OverRanks over_ranks = OverRanks::kMax;
 };
 
-/// Every metric. A new one is one entry of this list, in metrics.cpp.
-std::span<const Metric> metrics();
-
-std::optional<double> value_of(const Metric& metric, const StepReport& report);
+/// Calls `visit` for each metric that the step has, in order. A new metric is one entry of the list in metrics.cpp.
+void for_each_metric(const StepReport& report, const std::function<void(const Metric& metric, double value)>& visit);
 
 /// What this rank measures, for the metrics that ranks measure, in their order.
 std::vector<double> measured_metrics(const HostMeasures& host);

@@ -56,16 +56,14 @@ std::string lines_until(const std::string& text, int64_t step) {
 
 std::string metrics_line(const StepReport& report) {
   nlohmann::ordered_json object;
-  for (const Metric& metric : metrics()) {
-    if (metric.key == nullptr) continue;
-    const auto value = value_of(metric, report);
-    if (!value) continue;
+  for_each_metric(report, [&](const Metric& metric, double value) {
+    if (metric.key == nullptr) return;
     if (metric.is_whole) {
-      object[metric.key] = static_cast<int64_t>(*value);
+      object[metric.key] = static_cast<int64_t>(value);
     } else {
-      object[metric.key] = *value;
+      object[metric.key] = value;
     }
-  }
+  });
   return object.dump();
 }
 

@@ -8,7 +8,7 @@
 
 namespace megashard {
 
-/// Those of metrics() that have a key and a value, as a JSON object on one line; doubles in the shortest form that
+/// The metrics that have a key, as a JSON object on one line; doubles in the shortest form that
 /// reads back equal, null for what is not finite.
 std::string metrics_line(const StepReport& report);
 

@@ -1,5 +1,7 @@
 #include "framework/training/prometheus_file.h"
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -21,12 +23,13 @@ std::string number_text(double value) {
 
 std::string prometheus_text(const StepReport& report) {
   std::string text;
-  for (const Metric& metric : metrics()) {
-    const auto value = metric.key == nullptr ? std::nullopt : value_of(metric, report);
-    if (!value) continue;
-    const std::string name = std::string("megashard_") + metric.key;
-    text += "# TYPE " + name + " gauge\n" + name + " " + number_text(*value) + "\n";
-  }
+  for_each_metric(report, [&](const Metric& metric, double value) {
+    if (metric.key == nullptr) return;
+    std::string name = std::string("megashard_") + metric.key;
+    std::ranges::replace_if(
+        name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+    text += "# TYPE " + name + " gauge\n" + name + " " + number_text(value) + "\n";
+  });
   return text;
 }
 

@@ -10,13 +10,11 @@ TensorBoardWriter::TensorBoardWriter(const std::string& folder, int64_t loaded_s
 void TensorBoardWriter::write(const StepReport& report) {
   const bool is_due = report.iteration % report.arguments.tensorboard_log_interval == 0;
   if (!is_due && !report.validation_loss) return;
-  for (const Metric& metric : metrics()) {
-    if (metric.tag == nullptr || !(is_due || metric.of_evaluation)) continue;
-    const auto value = value_of(metric, report);
-    if (!value) continue;
-    file_.add_scalar(metric.tag, *value, report.iteration);
-    if (metric.by_samples) file_.add_scalar(metric.tag + std::string(" vs samples"), *value, report.consumed_samples);
-  }
+  for_each_metric(report, [&](const Metric& metric, double value) {
+    if (metric.tag == nullptr || !(is_due || metric.of_evaluation)) return;
+    file_.add_scalar(metric.tag, value, report.iteration);
+    if (metric.by_samples) file_.add_scalar(metric.tag + std::string(" vs samples"), value, report.consumed_samples);
+  });
   file_.flush();
 }
 

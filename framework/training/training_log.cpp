@@ -39,10 +39,9 @@ std::string log_time_now() {
 std::string training_log_line(const std::string& time, const StepReport& report) {
   std::string line = " [" + time + "]";
   line += formatted(" iteration %8lld/%8lld |", wide(report.iteration), wide(report.train_iters));
-  for (const Metric& metric : metrics()) {
-    if (metric.text == nullptr) continue;
-    if (const auto value = value_of(metric, report)) line += formatted(metric.text, *value);
-  }
+  for_each_metric(report, [&line](const Metric& metric, double value) {
+    if (metric.text != nullptr) line += formatted(metric.text, value);
+  });
   return line;
 }
 

@@ -20,7 +20,7 @@ std::string log_time(const std::tm& local_time);
 std::string log_time_now();
 
 /// The training line, printed by the last rank every log_interval steps: `time` is log_time(), what follows are those
-/// of metrics() that have a text.
+/// of the metrics that have a text.
 std::string training_log_line(const std::string& time, const StepReport& report);
 
 /// Times of the ranks by the name of a part, in milliseconds, as Megatron's timers show them.

@@ -12,10 +12,11 @@ namespace megashard {
 namespace {
 
 std::optional<double> number_in(const StepReport& report, std::string_view key) {
-  for (const Metric& metric : metrics()) {
-    if (metric.key != nullptr && metric.key == key) return value_of(metric, report);
-  }
-  return std::nullopt;
+  std::optional<double> found;
+  for_each_metric(report, [&](const Metric& metric, double value) {
+    if (metric.key != nullptr && metric.key == key) found = value;
+  });
+  return found;
 }
 
 /// Fields of the line, and whether they are highlighted.
