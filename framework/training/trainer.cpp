@@ -85,7 +85,8 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
           arguments.timing_log_level == 0
               ? nullptr
               : std::make_unique<StepTimers>(arguments.timing_log_level, arguments.timing_log_option, group_, device_)),
-      step_(model, *optimizer_, sharding_, device_,
+      objective_(make_objective(arguments.objective, arguments.objective_options)),
+      step_(model, *objective_, *optimizer_, sharding_, device_,
             {.clip_grad = arguments.clip_grad,
              .needs_finite_gradients = arguments.check_for_nan_in_loss_and_grad,
              .calculate_per_token_loss = arguments.calculate_per_token_loss,
@@ -97,7 +98,7 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
              .sequence = sequence_ranks(arguments, model, sharding_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
       order_(model, group_),
-      numbers_(group_, device_),
+      stats_(group_, device_),
       saver_(
           state_, group_, callbacks_.print_on_first_rank,
           [sink = callbacks_.sink](const std::string& line) {
@@ -107,6 +108,9 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
             if (events_) events_->save_failed(why, state_.iteration);
           }) {
   state_.scaler = scaler_.get();
+  require(*arguments.micro_batch_size % objective_->rows_per_term() == 0,
+          c10::str("--objective ", arguments.objective, " compares ", objective_->rows_per_term(),
+                   " neighbouring samples; give --micro-batch-size a multiple of it."));
   optimizer_->set_parts(model.expert_parallel_info());
   if (arguments.log_memory && group_->rank() == 0) {
     memory_log_ = std::make_unique<MemoryLog>(
@@ -159,6 +163,7 @@ std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const Sam
 
 void Trainer::build_data() {
   ask_for_samples(arguments_, train_iters_, state_.iteration, data_options_);
+  data_options_.group = objective_->rows_per_term();
   callbacks_.print_on_first_rank("> building train, validation, and test datasets ...");
   splits_ = build_datasets(data_options_);
   require(splits_.train == nullptr || splits_.train->has_labels(),
@@ -236,7 +241,7 @@ void Trainer::prepare_training() {
 
 bool Trainer::must_exit() const {
   const auto& interval = arguments_.exit_interval;
-  return heard_.time_is_up || (interval && state_.iteration % *interval == 0);
+  return flags_.time_is_up || (interval && state_.iteration % *interval == 0);
 }
 
 bool Trainer::reads_step(int64_t iteration) const {
@@ -251,29 +256,29 @@ bool Trainer::reads_step(int64_t iteration) const {
          (arguments_.eval_iters > 0 && ends(arguments_.eval_interval));
 }
 
-at::Tensor Trainer::gradients(const std::vector<Batch>& batches) {
+DeviceStats Trainer::gradients(const std::vector<Batch>& batches) {
   constexpr int64_t kFirstSteps = 3;
   const int64_t every = arguments_.check_collective_order.value_or(0);
   const bool is_first = steps_of_run_++ < kFirstSteps && arguments_.check_collective_order != 0;
-  if (!is_first && (every == 0 || steps_of_run_ % every != 0)) return step_.gradients(batches);
+  if (!is_first && (every == 0 || steps_of_run_ % every != 0)) return step_.clip(step_.backward(batches));
   order_.begin_step(state_.iteration + 1);
-  at::Tensor numbers;
+  DeviceStats stats;
   try {
-    numbers = step_.gradients(batches);
+    stats = step_.clip(step_.backward(batches));
   } catch (const c10::DistBackendError&) {
     const std::string why = order_.why_it_failed();
     if (!why.empty() && callbacks_.sink) callbacks_.sink(Severity::kWarning, why);
     throw;
   }
   order_.end_step();
-  return numbers;
+  return stats;
 }
 
 void Trainer::run_step() {
   const auto begin = Clock::now();
   enter_phase("training step", state_.iteration + 1);
   if (profile_) profile_->begin_step(state_.iteration);
-  heard_ = {};
+  flags_ = {};
   const int64_t before = microbatches_->count();
   microbatches_->update(arguments_.consumed_train_samples);
   // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
@@ -283,22 +288,23 @@ void Trainer::run_step() {
     batches_ = next_batches(*train_loader_, microbatches_->count());
   }
   const bool reads = reads_step(state_.iteration + 1);
-  const at::Tensor numbers = gradients(batches_);
+  const DeviceStats stats = gradients(batches_);
   // Whether the step before was skipped decides on this one's rate. The host asks now that the device has this step's
   // forward and backward to do, so that it never runs dry.
-  if (scaler_ && !numbers_.empty()) read_steps();
+  if (scaler_ && !stats_.empty()) read_steps();
   last_lr_ = schedule_.lr();
   optimizer_->set_lr(last_lr_);
   optimizer_->set_weight_decay(schedule_.weight_decay());
-  const HostNumbers host = host_numbers(train_loader_->take_wait_seconds());
-  numbers_.add(numbers, host);
+  const HostStats host = host_stats(train_loader_->take_wait_seconds());
+  stats_.add(stats, host);
+  metric_names_ = step_.metric_names();
   unread_batches_.push_back(microbatches_->global_batch_size());
-  if (reads || scaler_) numbers_.start_read();
+  if (reads || scaler_) stats_.start_read();
   saver_.before_changes();
   step_.update();  // what the device does while the host reads
   if (reads) read_steps();
   batches_.clear();
-  if (!reads && group_->size() == 1) hear(host);  // the only rank need not ask the device
+  if (!reads && group_->size() == 1) merge_flags(host);  // the only rank need not ask the device
   if (callbacks_.after_step) callbacks_.after_step();
   ++state_.iteration;
   if (const auto peak = memory_log_ ? memory_log_->grown(state_.iteration) : std::nullopt) {
@@ -321,7 +327,7 @@ std::optional<double> Trainer::evaluate_if_due() {
 }
 
 void Trainer::save(std::optional<double> best_loss) {
-  if (scaler_ && !numbers_.empty()) read_steps();  // the schedule is saved
+  if (scaler_ && !stats_.empty()) read_steps();  // the schedule is saved
   let_last_rank_print();
   {
     const TimedPart timed(timers_.get(), StepPart::kSave);
@@ -373,13 +379,13 @@ TrainingEnd Trainer::train() {
   bool exits = false;
   while (steps_to_come() && !exits && stop_ == StopRequest::kNone) {
     run_step();
-    stop_ = heard_.stop;
+    stop_ = flags_.stop;
     exits = must_exit();
     StepReport told = report(exits || stop_ != StopRequest::kNone || !steps_to_come());
     if (stop_ == StopRequest::kNone) told.validation_loss = evaluate_if_due();
     write_metrics(told);
     if (callbacks_.show_step && group_->rank() == 0) callbacks_.show_step(told);
-    saver_.poll(heard_.save_failed);
+    saver_.poll(flags_.save_failed);
     exits = exits || stop_ == StopRequest::kExit;
     const bool due = arguments_.save && arguments_.save_interval && state_.iteration % *arguments_.save_interval == 0;
     const bool is_best = told.validation_loss && saver_.is_best(*told.validation_loss);

@@ -12,14 +12,15 @@
 #include "framework/data/build_datasets.h"
 #include "framework/data/data_loader.h"
 #include "framework/diagnostics.h"
+#include "framework/objectives/objectives.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/memory_log.h"
 #include "framework/training/metrics_writer.h"
 #include "framework/training/optimizer_param_scheduler.h"
 #include "framework/training/parallel_groups.h"
 #include "framework/training/run_events.h"
-#include "framework/training/step_numbers.h"
 #include "framework/training/step_profile.h"
+#include "framework/training/step_stats.h"
 #include "framework/training/step_timers.h"
 #include "framework/training/train_step.h"
 #include "framework/training/training_checkpoint.h"
@@ -71,20 +72,21 @@ class Trainer {
   Optimizer& optimizer() { return *optimizer_; }
 
  private:
-  struct Heard {  // from all ranks, of the steps that were read since the last one
+  /// Control flags, OR-ed over all ranks and the steps that were read since the last step.
+  struct ControlFlags {
     StopRequest stop = StopRequest::kNone;
-    bool save_failed = false;  // the one under way
-    bool time_is_up = false;   // of --exit-duration-in-mins
+    bool save_failed = false;  // the save in progress
+    bool time_is_up = false;   // --exit-duration-in-mins
   };
 
   void build_data();
   std::unique_ptr<DataSampler> make_sampler(const SampleDataset& dataset, int64_t consumed) const;
   std::unique_ptr<DataLoader> make_loader(const std::shared_ptr<const SampleDataset>& dataset, int64_t consumed);
   std::vector<Batch> next_batches(DataLoader& loader, int64_t count);
-  HostNumbers host_numbers(double data_wait_seconds) const;
-  /// Throws for a loss that is no number, where that is not allowed.
+  HostStats host_stats(double data_wait_seconds) const;
+  /// Throws if the loss is NaN or Inf and the NaN check is on.
   StepSummary summarise(const StepOfRanks& step);
-  void hear(const HostNumbers& said);
+  void merge_flags(const HostStats& of_rank);
   /// Waits for the device, and counts the steps since it last did: with a scaler the schedule
   /// advances here, by those that were not skipped. Collective.
   void read_steps();
@@ -121,9 +123,9 @@ class Trainer {
   TrainingEnd end_of(TrainingEnd how);
   void prepare_training();
   void print_data() const;
-  /// Of the step at hand, for which the numbers are returned; in steps that --check-collective-order asks for, with a
-  /// look at the order of the units.
-  at::Tensor gradients(const std::vector<Batch>& batches);
+  /// Gradients of the current step; compares the order of the units over the ranks where --check-collective-order
+  /// asks for it.
+  DeviceStats gradients(const std::vector<Batch>& batches);
   /// One iteration: batches, forward, backward, optimizer; the host reads its numbers where it
   /// must.
   void run_step();
@@ -151,6 +153,7 @@ class Trainer {
   std::unique_ptr<StepTimers> timers_;        // null: --timing-log-level 0
   std::unique_ptr<MemoryLog> memory_log_;     // of the first rank with --log-memory
   std::unique_ptr<StepProfile> profile_;      // of --profile-ranks with --profile
+  std::unique_ptr<Objective> objective_;
   TrainStep step_;
   TrainingState state_;
   CollectiveOrder order_;
@@ -160,11 +163,12 @@ class Trainer {
   MetricsWriters writers_;                    // of the first rank
   std::unique_ptr<RunEvents> events_;         // likewise; null: no --metrics-file
   StepInterval interval_;                     // of steps that were read: losses and tokens
-  StepNumbers numbers_;
-  std::vector<Batch> batches_;           // of the step under way
-  std::vector<int64_t> unread_batches_;  // sizes of the global batches of numbers_
+  StepStats stats_;
+  std::vector<Batch> batches_;                        // of the step under way
+  std::vector<int64_t> unread_batches_;               // sizes of the global batches of stats_
+  std::vector<std::string> metric_names_{"lm loss"};  // of the steps of stats_
   StepSummary last_read_;
-  Heard heard_;
+  ControlFlags flags_;
   double last_lr_ = 0, last_seconds_ = 0;        // of the last step, which has used that rate
   std::string weights_from_;                     // the folder that the first weights were loaded from; or empty
   int64_t steps_read_ = 0, unlearnt_steps_ = 0;  // of this run; of the latter every label is masked

@@ -19,15 +19,15 @@ namespace megashard {
 
 namespace {
 
-void add_to(std::vector<double>& sums, const std::vector<double>& values, double factor) {
+void add_to(std::vector<double>& sums, const std::vector<double>& values) {
   sums.resize(std::max(sums.size(), values.size()));
-  for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i] * factor;
+  for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
 }
 
 }  // namespace
 
-HostNumbers Trainer::host_numbers(double data_wait_seconds) const {
-  HostNumbers numbers;
+HostStats Trainer::host_stats(double data_wait_seconds) const {
+  HostStats numbers;
   numbers.measures = measured_metrics({.data_wait_seconds = data_wait_seconds,
                                        .peak_memory_bytes = static_cast<double>(callbacks_.peak_memory_bytes())});
   numbers.stop_request = static_cast<double>(callbacks_.stop_request());
@@ -41,25 +41,28 @@ HostNumbers Trainer::host_numbers(double data_wait_seconds) const {
 
 StepSummary Trainer::summarise(const StepOfRanks& step) {
   StepSummary summary;
-  double loss_sum = 0;
+  std::vector<RankStats::Mean> means(step.front().metrics.size());
   for (size_t rank = 0; rank < step.size(); ++rank) {
-    const RankNumbers& of_rank = step[rank];
+    const RankStats& of_rank = step[rank];
     const bool has_own_tokens = rank % static_cast<size_t>(arguments_.tensor_model_parallel_size) == 0;
-    if (has_own_tokens) {
-      loss_sum += of_rank.weighted_loss;
-      summary.tokens += of_rank.tokens;
+    for (size_t i = 0; has_own_tokens && i < means.size(); ++i) {
+      means[i].sum += of_rank.metrics[i].sum;
+      means[i].count += of_rank.metrics[i].count;
     }
-    if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(of_rank.weighted_loss)) {
-      refuse_number(c10::str("the loss of rank ", rank, " is ", of_rank.weighted_loss), NotFinite::kLoss,
+    if (const double loss = of_rank.metrics.front().sum;
+        arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(loss)) {
+      refuse_number(c10::str("the loss of rank ", rank, " is ", loss), NotFinite::kLoss,
                     ": lower the learning rate, or look at the batch; "
                     "--no-check-for-nan-in-loss-and-grad goes on regardless");
     }
     reduce_metrics(summary.measures, of_rank.host.measures);
-    add_to(summary.router_losses, of_rank.router_losses, 1.0 / static_cast<double>(step.size()));
   }
-  summary.has_loss = summary.tokens > 0;
-  summary.loss = summary.has_loss ? loss_sum / summary.tokens : 0;
-  const RankNumbers& mine = step[static_cast<size_t>(group_->rank())];
+  summary.terms = means.front().count;
+  summary.has_loss = summary.terms > 0;
+  summary.loss = summary.has_loss ? means.front().sum / summary.terms : 0;
+  for (size_t i = 1; i < means.size(); ++i)
+    summary.further.push_back(means[i].count > 0 ? means[i].sum / means[i].count : std::nan(""));
+  const RankStats& mine = step[static_cast<size_t>(group_->rank())];
   summary.grad_norm = mine.grad_norm;
   if (scaler_ == nullptr) return summary;
   summary.skipped = !std::isfinite(mine.grad_norm);
@@ -67,16 +70,16 @@ StepSummary Trainer::summarise(const StepOfRanks& step) {
   return summary;
 }
 
-void Trainer::hear(const HostNumbers& said) {
-  heard_.stop = std::max(heard_.stop, static_cast<StopRequest>(said.stop_request));
-  heard_.save_failed = heard_.save_failed || said.save_failed != 0;
-  heard_.time_is_up = heard_.time_is_up || said.time_is_up != 0;
+void Trainer::merge_flags(const HostStats& of_rank) {
+  flags_.stop = std::max(flags_.stop, static_cast<StopRequest>(of_rank.stop_request));
+  flags_.save_failed = flags_.save_failed || of_rank.save_failed != 0;
+  flags_.time_is_up = flags_.time_is_up || of_rank.time_is_up != 0;
 }
 
 void Trainer::read_steps() {
-  const auto steps = numbers_.finish_read();
+  const auto steps = stats_.finish_read();
   for (size_t i = 0; i < steps.size(); ++i) {
-    for (const RankNumbers& rank : steps[i]) hear(rank.host);
+    for (const RankStats& rank : steps[i]) merge_flags(rank.host);
     last_read_ = summarise(steps[i]);
     if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(last_read_.grad_norm)) {
       refuse_number(c10::str("the norm of the gradients is ", last_read_.grad_norm), NotFinite::kNorm,
@@ -92,12 +95,12 @@ void Trainer::read_steps() {
     if (is_number && last_read_.has_loss && !last_read_.skipped) {
       interval_.loss_sum += last_read_.loss;
       ++interval_.losses;
-      add_to(interval_.router_loss_sums, last_read_.router_losses, 1);
+      add_to(interval_.further_sums, last_read_.further);
     }
     if (!is_number) ++interval_.nan_steps;
     if (last_read_.skipped) ++interval_.skipped_steps;
     if (scaler_ != nullptr && !last_read_.skipped) schedule_.advance(unread_batches_[i]);
-    interval_.tokens_per_sample += last_read_.tokens / static_cast<double>(unread_batches_[i]);
+    interval_.tokens_per_sample += last_read_.terms / static_cast<double>(unread_batches_[i]);
   }
   unread_batches_.clear();
 }
@@ -128,7 +131,7 @@ StepReport Trainer::report(bool is_last) {
   ++interval_.steps;
   const bool is_due = is_last || line_is_due(state_.iteration);
   has_reported_ = true;
-  if (is_due && !numbers_.empty()) read_steps();
+  if (is_due && !stats_.empty()) read_steps();
   StepReport report{.arguments = arguments_,
                     .iteration = state_.iteration,
                     .train_iters = train_iters_,
@@ -141,6 +144,7 @@ StepReport Trainer::report(bool is_last) {
                     .next_lr = schedule_.lr(),
                     .flops = flops,
                     .peak_tflops = callbacks_.peak_tflops,
+                    .metric_names = metric_names_,
                     .step = last_read_,
                     .interval = interval_,
                     .failed_saves = saver_.failed_in_a_row()};
@@ -182,21 +186,25 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   }
   enter_phase("evaluation after step", state_.iteration);
   const auto loader = make_loader(dataset, consumed);
-  StepNumbers numbers(group_, device_);
+  StepStats stats(group_, device_);
   StepOfRanks sums(static_cast<size_t>(group_->size()));
   {
     const TimedPart timed(timers_.get(), StepPart::kEvaluate);
     ProgressClock progress(callbacks_.progress_interval);
     model_.eval();
     for (int64_t i = 1; i <= iterations && stop_ == StopRequest::kNone; ++i) {
-      at::Tensor loss_and_tokens = at::zeros({4}, at::TensorOptions(at::kDouble).device(device_));
-      for (int64_t micro = 0; micro < microbatches_->count(); ++micro)
-        loss_and_tokens.narrow(0, 0, 2) += step_.evaluate(loader->next());
-      numbers.add(loss_and_tokens, host_numbers(0));
-      const StepOfRanks now = numbers.finish_read().front();
+      at::Tensor of_batch = step_.evaluate(loader->next());
+      for (int64_t micro = 1; micro < microbatches_->count(); ++micro) of_batch += step_.evaluate(loader->next());
+      const at::Tensor none = at::zeros({}, of_batch.options());
+      stats.add({.grad_norm = none, .loss_scale = none, .sums = of_batch}, host_stats(0));
+      const StepOfRanks now = stats.finish_read().front();
       for (size_t rank = 0; rank < now.size(); ++rank) {
-        sums[rank].weighted_loss += now[rank].weighted_loss;
-        sums[rank].tokens += now[rank].tokens;
+        auto& metrics = sums[rank].metrics;
+        metrics.resize(now[rank].metrics.size());
+        for (size_t m = 0; m < metrics.size(); ++m) {
+          metrics[m].sum += now[rank].metrics[m].sum;
+          metrics[m].count += now[rank].metrics[m].count;
+        }
         stop_ = std::max(stop_, static_cast<StopRequest>(now[rank].host.stop_request));
       }
       if (i < iterations && progress.is_due()) callbacks_.print_on_first_rank(evaluation_progress_line(i, iterations));
@@ -207,7 +215,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   if (in_evaluation_) return std::nullopt;
   const StepSummary summary = summarise(sums);
   if (summary.has_loss) {
-    print_on_last_rank(evaluation_log_lines(where, {{"lm loss", summary.loss}}));
+    print_on_last_rank(evaluation_log_lines(where, {{step_.metric_names().front(), summary.loss}}));
   } else if (callbacks_.sink) {
     callbacks_.sink(Severity::kWarning, "no validation loss at " + where + ": every label of its batches is masked");
   }
