@@ -13,7 +13,7 @@
 
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/fsdp/fully_shard.h"
-#include "parallel/tensor_parallel/tensor_parallel_linear.h"
+#include "tests/support/tensor_parallel_linear.h"
 #include "tests/support/parity.h"
 #include "tests/support/simulated_device.h"
 

@@ -1,4 +1,4 @@
-#include "parallel/tensor_parallel/tensor_parallel_linear.h"
+#include "tests/support/tensor_parallel_linear.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
