@@ -173,6 +173,7 @@ DecoderConfig decoder_config(const Arguments& arguments) {
                                                 " needs a model with experts, which --hf-model gives; leave it out");
   auto config = arguments.hf_model ? decoder_config_from_hf(*arguments.hf_model) : decoder_config_from_flags(arguments);
   if (arguments.apply_tiled_mlp) config.mlp_tiles = arguments.tiled_num_shards;
+  config.logits_at_once = arguments.logits_at_once;
   if (arguments.hf_model) apply_flags(config, arguments);
   cut_over_ranks(config, arguments);
   return config;

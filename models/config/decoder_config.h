@@ -84,7 +84,8 @@ struct DecoderConfig {
   bool sandwich_norms = false;      ///< also norms after attention and MLP (Gemma)
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
-  int64_t mlp_tiles = 1;  ///< number of sequence tiles that an MLP computes one by one
+  int64_t mlp_tiles = 1;                    ///< number of sequence tiles that an MLP computes one by one
+  std::optional<int64_t> logits_at_once{};  ///< maximum of the loss; unset: cross_entropy.h's
   PositionKind positions = PositionKind::kRotary;
   RotaryConfig rotary{};
   /// Number of keys that a query sees in these layers, including its own; 0: all up to its own.

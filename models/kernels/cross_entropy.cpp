@@ -227,33 +227,41 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
   }
 };
 
-/// Computes gradients together with the losses.
+/// Multiplies a gradient by `factor` in place. 16-bit values are multiplied in fp32, in parts.
+at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor) {
+  if (!gradient.defined()) return gradient;
+  const at::Tensor result = gradient.detach();
+  if (result.scalar_type() == at::kFloat) return result.mul_(factor);
+  constexpr int64_t kAtOnce = int64_t{1} << 24;
+  const at::Tensor flat = result.view({-1});
+  for (int64_t begin = 0; begin < flat.numel(); begin += kAtOnce) {
+    const at::Tensor part = flat.narrow(0, begin, std::min(kAtOnce, flat.numel() - begin));
+    part.copy_(part.to(at::kFloat).mul_(factor));
+  }
+  return result;
+}
+
+/// Computes the losses, their weighted sum, and the gradients of that sum.
 struct WeightedLinearCrossEntropyFunction : Function<WeightedLinearCrossEntropyFunction> {
-  static Variable forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
-                          const at::Tensor& all_labels, const at::Tensor& weights, const ProcessGroupPtr& ranks,
-                          int64_t rows_at_once) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
+                               const at::Tensor& all_labels, const at::Tensor& weights, const ProcessGroupPtr& ranks,
+                               int64_t rows_at_once) {
     const HeadRows rows{hidden, weight, labels_of_piece(all_labels, weight.size(0), ranks), ranks, rows_at_once};
     HeadGradients gradients(hidden, weight, hidden.requires_grad(), weight.requires_grad());
     auto losses = rows.losses([&](int64_t row, int64_t count, at::Tensor& logits, const at::Tensor& stats) {
       turn_into_gradient(logits, rows.labels.narrow(0, row, count), stats, weights.narrow(0, row, count));
       gradients.add(logits, hidden.narrow(0, row, count), row);
     });
-    context->save_for_backward({gradients.of_hidden(), gradients.of_weight(), weights});
-    return losses;
+    context->save_for_backward({gradients.of_hidden(), gradients.of_weight()});
+    context->mark_non_differentiable({losses});
+    return {losses, (losses * weights).sum()};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     require_once_differentiated("linear_cross_entropy");
     require_first_backward(*context);
     const auto saved = context->get_saved_variables();
-    const auto as_promised = grads[0].eq(saved[2]).all();
-    TORCH_CHECK(!grads[0].is_cpu() || as_promised.item<bool>() || !grads[0].isfinite().all().item<bool>(),
-                "the losses of a head have another gradient than the batch's loss_weights: leave these out of the "
-                "model's batch");
-    const auto checked = at::where(as_promised, 1.0, std::numeric_limits<double>::quiet_NaN());
-    const auto &of_hidden = saved[0], &of_weight = saved[1];
-    return {of_hidden.defined() ? of_hidden * checked.to(of_hidden.scalar_type()) : of_hidden, of_weight,
-            Variable(), Variable(), Variable(), Variable()};
+    return {scaled(saved[0], grads[1]), scaled(saved[1], grads[1]), Variable(), Variable(), Variable(), Variable()};
   }
 };
 
@@ -300,21 +308,23 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
   return CrossEntropyFunction::apply(logits.reshape({-1, width}), flat, ranks).view(labels.sizes());
 }
 
-at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                                const ProcessGroupPtr& ranks, const at::Tensor& loss_weights,
-                                std::optional<int64_t> at_once) {
+TokenLosses linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                                 const ProcessGroupPtr& ranks, const at::Tensor& loss_weights,
+                                 std::optional<int64_t> at_once) {
   check_rows("hidden", hidden, labels);
   const int64_t width = weight.size(0), most = rows_of(at_once.value_or(logits_at_once(hidden.device())), width);
-  if (labels.numel() <= most) return vocab_parallel_cross_entropy(linear(hidden, weight, at::Tensor()), labels, ranks);
+  if (labels.numel() <= most)
+    return {vocab_parallel_cross_entropy(linear(hidden, weight, at::Tensor()), labels, ranks), {}};
   const auto flat = flat_labels(labels, width * pieces(ranks));
   const auto states = hidden.reshape({-1, hidden.size(-1)});
   const int64_t rows = rows_of_part(states.size(0), most);
   const bool differentiates = at::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
   if (!loss_weights.defined() || !differentiates) {
-    return LinearCrossEntropyFunction::apply(states, weight, flat, ranks, rows).view(labels.sizes());
+    return {LinearCrossEntropyFunction::apply(states, weight, flat, ranks, rows).view(labels.sizes()), {}};
   }
   const auto weights = loss_weights.reshape({-1}).contiguous();
-  return WeightedLinearCrossEntropyFunction::apply(states, weight, flat, weights, ranks, rows).view(labels.sizes());
+  const auto both = WeightedLinearCrossEntropyFunction::apply(states, weight, flat, weights, ranks, rows);
+  return {both[0].view(labels.sizes()), both[1]};
 }
 
 }  // namespace megashard

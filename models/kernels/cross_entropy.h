@@ -15,6 +15,17 @@ namespace megashard {
 
 constexpr int64_t kIgnoredLabel = -100;
 
+struct TokenLosses {
+  at::Tensor of_tokens;  ///< [...] fp32; without gradient if `weighted` is defined
+  at::Tensor weighted;   ///< scalar: the sum of loss_weights * of_tokens; undefined: not computed
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(of_tokens);
+    f(weighted);
+  }
+};
+
 /// logits [..., V / ranks]. CONSUMES them: backward overwrites them by their gradient, so that only one copy exists.
 /// They must not be read after backward, and backward runs once.
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
@@ -26,11 +37,10 @@ inline int64_t logits_at_once(c10::Device device) { return int64_t{1} << (acts_a
 
 /// Cross-entropy of the logits hidden weight^T; hidden [..., C], weight [V / ranks, C]. At most `at_once` logits
 /// (unset: logits_at_once) exist at a time: tokens are processed in parts. Gradients of 16-bit weights are then rounded
-/// once per part. `loss_weights` [...] fp32, if given, must be bit-identical to the losses' gradient: gradients are
-/// then computed in forward together with the logits. Otherwise the logits are recomputed in backward. A different
-/// gradient is an error on a CPU, and gives NaN on a GPU.
-at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                                const ProcessGroupPtr& ranks, const at::Tensor& loss_weights = {},
-                                std::optional<int64_t> at_once = {});
+/// once per part. With `loss_weights` [...] fp32, gradients are computed in forward together with the logits, and
+/// TokenLosses::weighted passes them on. Without, or if one part suffices, the logits are recomputed in backward.
+TokenLosses linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                                 const ProcessGroupPtr& ranks, const at::Tensor& loss_weights = {},
+                                 std::optional<int64_t> at_once = {});
 
 }  // namespace megashard

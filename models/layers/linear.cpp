@@ -71,11 +71,12 @@ at::Tensor Linear::sum_over_ranks(const at::Tensor& partial) const {
   return bias.defined() ? y + ranks_->for_own_rows(bias) : y;
 }
 
-at::Tensor Linear::token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights) {
+TokenLosses Linear::token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights,
+                                 std::optional<int64_t> at_once) {
   TORCH_INTERNAL_ASSERT(!cuts_inputs());
   const auto group = cut_ == Cut::kNone ? nullptr : ranks_->group();
-  if (has_adapter() || float8_ || bias.defined()) return vocab_parallel_cross_entropy(forward(x), labels, group);
-  return linear_cross_entropy(x, tied_ ? with_own_gradient(weight) : weight, labels, group, loss_weights);
+  if (has_adapter() || float8_ || bias.defined()) return {vocab_parallel_cross_entropy(forward(x), labels, group), {}};
+  return linear_cross_entropy(x, tied_ ? with_own_gradient(weight) : weight, labels, group, loss_weights, at_once);
 }
 
 at::Tensor Linear::product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const {

@@ -9,6 +9,7 @@
 
 #include "framework/modules/weight_init_mixin.h"
 #include "models/config/tensor_parallel_ranks.h"
+#include "models/kernels/cross_entropy.h"
 #include "models/kernels/float8_linear.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/fsdp/hooked_module.h"
@@ -23,12 +24,12 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   /// Sharding of the weight over tensor parallel ranks.
   enum class Cut {
     kNone,
-    kOutputs,  ///< Megatron's ColumnParallelLinear: whole x, sharded y
-    kInputs,   ///< RowParallelLinear: sharded x, y is hidden states (TensorParallelRanks::leave)
+    kOutputs,       ///< Megatron's ColumnParallelLinear: whole x, sharded y
+    kInputs,        ///< RowParallelLinear: sharded x, y is hidden states (TensorParallelRanks::leave)
     kInputsOfSums,  ///< as kInputs, but y is this rank's partial sum; no bias
   };
   struct Options {
-    int64_t in = 0;   ///< of the whole layer, like out
+    int64_t in = 0;  ///< of the whole layer, like out
     int64_t out = 0;
     bool bias = false;
     double init_scale = 1;  ///< factor of the initialisation's std
@@ -42,8 +43,9 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   /// forward(swiglu(gate, up)) without saving its input (swiglu_linear), unless an adapter or fp8 needs it.
   at::Tensor forward_of_swiglu(const at::Tensor& gate, const at::Tensor& up);
   /// LM head: vocab_parallel_cross_entropy of forward(x), x [..., in] and labels [...], without materialising all
-  /// logits unless an adapter, bias or fp8 needs them. loss_weights: see linear_cross_entropy.
-  at::Tensor token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights);
+  /// logits unless an adapter, bias or fp8 needs them. loss_weights, at_once: see linear_cross_entropy.
+  TokenLosses token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights,
+                           std::optional<int64_t> at_once);
   /// Calls set_tensor_parallel for the sharded parameters.
   void declare_cut(const DeviceMeshPtr& mesh);
 
@@ -96,7 +98,7 @@ class Embedding : public torch::nn::Module, public SelfInitializing {
 
  private:
   int64_t rows_;
-  int64_t first_row_ = 0;                // of this rank
+  int64_t first_row_ = 0;                 // of this rank
   std::optional<int64_t> padding_index_;  // within this rank's rows
   TensorParallelRanksPtr ranks_;          // may be null
 };
