@@ -85,25 +85,25 @@ at::Tensor DecoderStack::embed(const at::Tensor& tokens, const at::Tensor& posit
 RotaryTables DecoderStack::rotate(Hooked<RotaryEmbedding>& rotary, const Batch& input, const at::Tensor& hidden,
                                   const at::Tensor& positions) const {
   const auto& sequence = input.sequence;
-  const int64_t length = sequence.is_whole() ? input.tokens.size(1) : sequence.length;
+  const int64_t length = sequence.is_whole() ? input.tokens().size(1) : sequence.length;
   at::Tensor end;  // of positions that were given: of all ranks' rows
-  if (rotary.depends_on_length() && input.position_ids.defined())
+  if (rotary.depends_on_length() && input.position_ids().defined())
     end = whole_of_rows(positions, positions.dim() - 1, sequence).max() + 1;
   return rotary.forward(hidden, positions, length, end);
 }
 
 RoutedStates DecoderStack::forward(const Batch& input, const VisualInput& visual) {
-  TORCH_CHECK(input.tokens.dim() == 2 && input.tokens.scalar_type() == at::kLong,
-              "tokens must be int64 of sizes [batch, length], got ", input.tokens.scalar_type(), " ",
-              input.tokens.sizes());
-  auto positions = input.position_ids;
+  const at::Tensor& tokens = input.tokens();
+  TORCH_CHECK(tokens.dim() == 2 && tokens.scalar_type() == at::kLong,
+              "tokens must be int64 of sizes [batch, length], got ", tokens.scalar_type(), " ", tokens.sizes());
+  auto positions = input.position_ids();
   if (!positions.defined() && !input.sequence.is_whole()) {
-    positions = input.sequence.rows_of(at::arange(input.sequence.length, input.tokens.options()).unsqueeze(0), 1);
+    positions = input.sequence.rows_of(at::arange(input.sequence.length, tokens.options()).unsqueeze(0), 1);
   }
-  auto hidden = embed(input.tokens, positions, visual);
-  const int64_t rows = input.tokens.size(0), length = input.tokens.size(1);
+  auto hidden = embed(tokens, positions, visual);
+  const int64_t rows = tokens.size(0), length = tokens.size(1);
   const auto& sequence = input.sequence;
-  LayerContext context{.rotary = {}, .token_mask = input.token_mask, .span = {.sequence = sequence}};
+  LayerContext context{.rotary = {}, .token_mask = input.token_mask(), .span = {.sequence = sequence}};
   context.span.documents = Documents::of(input.document_lengths, rows, sequence.is_whole() ? length : sequence.length,
                                          sequence.ring != nullptr, hidden.device());
   if (rotary_emb_) context.rotary = rotate(*rotary_emb_, input, hidden, positions);
@@ -137,13 +137,15 @@ DecoderModel::DecoderModel(DecoderConfig config) : config_(std::move(config)) {
   if (config_.tie_word_embeddings) tie_parameter(*lm_head_, lm_head_->weight, model_->embed_tokens()->weight);
 }
 
-at::Tensor DecoderModel::forward(Batch input) {
-  TORCH_CHECK(input.extra.empty(), class_name(), " sees no pictures, but the input has ", input.extra.begin()->first,
-              ": train a vision-language model, or give text");
-  const auto labels = std::exchange(input.labels, at::Tensor());
+ModelOutput DecoderModel::forward(Batch input) {
+  for (const auto& [name, column] : input.columns) {
+    TORCH_CHECK(column.axis != Axis::kItem, class_name(), " sees no pictures, but the input has ", name,
+                ": train a vision-language model, or give text");
+  }
   const auto states = model_->forward(input, {});
-  const auto result = logits_or_losses(config_, states.hidden, *lm_head_, labels, input.loss_weights);
-  return labels.defined() ? with_router_losses(result, states, input.sequence) : result;
+  ModelOutput output = head_output(config_, states.hidden, *lm_head_, input);
+  output.aux = router_terms(states, input.sequence);
+  return output;
 }
 
 namespace {
@@ -158,15 +160,18 @@ std::vector<int64_t> layers_with_experts(const DecoderConfig& config, bool with)
 
 }  // namespace
 
-at::Tensor logits_or_losses(const DecoderConfig& config, const at::Tensor& states, Hooked<Linear>& head,
-                            const at::Tensor& labels, const at::Tensor& loss_weights) {
+ModelOutput head_output(const DecoderConfig& config, const at::Tensor& states, Hooked<Linear>& head,
+                        const Batch& input) {
   const auto& ranks = *config.tensor_parallel;
   const auto hidden = ranks.enter(states);
+  const at::Tensor labels = input.labels(), weights = input.find(kLossWeights);
   if (!labels.defined()) {
     const auto logits = head.forward(hidden);
-    return ranks.size() == 1 ? logits : gather_from_tensor_parallel_region(logits, ranks.group());
+    return {.logits = ranks.size() == 1 ? logits : gather_from_tensor_parallel_region(logits, ranks.group())};
   }
-  return head.run_as_forward([&](const at::Tensor& x) { return head.token_losses(x, labels, loss_weights); }, hidden);
+  auto losses = head.run_as_forward(
+      [&](const at::Tensor& x) { return head.token_losses(x, labels, weights, config.logits_at_once); }, hidden);
+  return {.token_losses = std::move(losses.of_tokens), .weighted_loss = std::move(losses.weighted)};
 }
 
 std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, const std::string& list,

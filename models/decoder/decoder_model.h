@@ -54,10 +54,10 @@ class DecoderStack : public torch::nn::Module {
   std::shared_ptr<Hooked<RotaryEmbedding>> rotary_emb_, rotary_emb_local_;
 };
 
-/// Of hidden states [B, T, C]. Without labels [B, T] the head's logits, on all tensor-parallel ranks; with them the
-/// loss of each token. loss_weights: the batch's.
-at::Tensor logits_or_losses(const DecoderConfig& config, const at::Tensor& states, Hooked<Linear>& head,
-                            const at::Tensor& labels, const at::Tensor& loss_weights);
+/// The head's output for hidden states [B, T, C]: the tokens' losses for a batch with labels; else logits, whole on all
+/// tensor-parallel ranks.
+ModelOutput head_output(const DecoderConfig& config, const at::Tensor& states, Hooked<Linear>& head,
+                        const Batch& input);
 /// Patterns of a decoder's parts by Megatron's names (FSDP2Mixin::patterns_of_part); `list` is the
 /// path of its layers.
 std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, const std::string& list,
@@ -74,7 +74,7 @@ class DecoderModel : public ExpertParallelModule, public PublishedWeights {
  public:
   explicit DecoderModel(DecoderConfig config);
 
-  at::Tensor forward(Batch input) override;
+  ModelOutput forward(Batch input) override;
   std::string class_name() const override { return config_.names.model; }
   int64_t vocab_size() const override { return config_.vocab_size; }
   void check_sequence_ranks(int64_t ranks) const override;

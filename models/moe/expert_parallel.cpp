@@ -32,19 +32,10 @@ bool ExpertParallelModule::is_on_other_rank(const std::string& key) const {
   return expert && *expert < moe_config().num_experts && !moe_config().has_expert(*expert);
 }
 
-at::Tensor ExpertParallelModule::with_router_losses(const at::Tensor& losses, const RoutedStates& states,
-                                                    const SequenceShard& shard) {
-  if (!states.balance.defined()) return losses;
-  const auto& moe = moe_config();
-  const auto balance = sum_over_sequence(states.balance, shard);
-  if (!moe.has_megatron_losses())
-    return losses + load_balancing_loss(balance, moe.experts_per_token) * moe.aux_loss_coef;
+std::vector<AuxTerm> ExpertParallelModule::router_terms(const RoutedStates& states, const SequenceShard& shard) const {
+  if (!states.balance.defined()) return {};
   const auto z = states.z.defined() ? sum_over_sequence(states.z, shard) : at::Tensor();
-  const auto routers = megatron_router_losses({.hidden = {}, .balance = balance, .z = z}, moe);
-  told_losses_ = told_losses_.defined() ? told_losses_ + routers.told : routers.told;
-  auto result = losses + (routers.added - routers.added.detach());
-  return moe.aux_loss_coef == 0 ? result
-                                : result + load_balancing_loss(balance, moe.experts_per_token) * moe.aux_loss_coef;
+  return router_losses({.hidden = {}, .balance = sum_over_sequence(states.balance, shard), .z = z}, moe_config());
 }
 
 std::unordered_set<const c10::TensorImpl*> ExpertParallelModule::expert_parameters() const {

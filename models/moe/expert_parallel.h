@@ -22,13 +22,10 @@ class ExpertParallelModule : public MultiModalModule, public FSDP2Mixin, public 
  public:
   bool is_on_other_rank(const std::string& key) const override;
   ExpertParallelInfo expert_parallel_info() const override;
-  at::Tensor take_router_losses() override { return std::exchange(told_losses_, at::Tensor()); }
 
  protected:
-  /// The tokens' losses [B, T] and a share of the routers' losses where some are asked for: transformers' in value and
-  /// gradient; Megatron's in the gradient alone, and take_router_losses() tells them. Of sequences on several ranks
-  /// each has its rows.
-  at::Tensor with_router_losses(const at::Tensor& losses, const RoutedStates& states, const SequenceShard& shard);
+  /// The losses of the routers, if the model has any. Collective over the ranks that share the sequences.
+  std::vector<AuxTerm> router_terms(const RoutedStates& states, const SequenceShard& shard) const;
   void _init_ep_model() override;
   virtual const MoeConfig& moe_config() const = 0;
   /// Of the layers that have experts.
@@ -39,7 +36,6 @@ class ExpertParallelModule : public MultiModalModule, public FSDP2Mixin, public 
   std::unordered_set<const c10::TensorImpl*> expert_parameters() const;
 
   ProcessGroupPtr ep_ranks_;
-  at::Tensor told_losses_;  // Megatron's, of the forwards since they were taken
 };
 
 /// How many ranks share the rows of an expert's parameters, of world / ep_size that have it; the

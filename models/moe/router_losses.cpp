@@ -1,13 +1,6 @@
 #include "models/moe/router_losses.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/stack.h>
-
-#include <array>
-#include <limits>
-
-#include "framework/router_losses.h"
 
 namespace megashard {
 namespace {
@@ -31,36 +24,25 @@ at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t experts_per_to
   return (shares[0] * shares[1]).sum() * static_cast<double>(all.size(1));
 }
 
-MegatronRouterLosses megatron_router_losses(const RoutedStates& states, const MoeConfig& config) {
+std::vector<AuxTerm> router_losses(const RoutedStates& states, const MoeConfig& config) {
   const auto& balance = states.balance;
-  std::array<at::Tensor, kRouterLosses> losses;  // [layers]
-  std::array<double, kRouterLosses> coefficients{};
-  const auto add = [&](RouterLoss which, const at::Tensor& of_layers, double coefficient) {
-    losses[which] = of_layers;
-    coefficients[which] = coefficient;
+  std::vector<AuxTerm> terms;
+  const auto add = [&](const char* name, const at::Tensor& of_layers, double coefficient) {
+    terms.push_back(
+        {.name = name, .value = of_layers.sum() * coefficient, .metric = of_layers.detach().mean().to(at::kDouble)});
   };
-  if (config.balance_coef != 0) {
-    const bool apart = config.balances_sequences;
-    add(apart ? kSequenceBalancingLoss : kLoadBalancingLoss,
-        balance_of_layers(apart ? balance : balance.sum(2), config.experts_per_token), config.balance_coef);
-  }
-  if (config.z_loss_coef != 0) {
+  if (config.z_loss_coef != 0 && states.z.defined()) {
     const auto tokens = balance.select(1, 0).sum(at::IntArrayRef{1, 2}) / static_cast<double>(config.experts_per_token);
-    add(kZLoss, states.z / tokens.clamp_min(1), config.z_loss_coef);
+    add("z_loss", states.z / tokens.clamp_min(1), config.z_loss_coef);
   }
-  MegatronRouterLosses result;
-  std::vector<at::Tensor> told;
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const bool is_asked_for = losses[i].defined();
-    told.push_back(is_asked_for ? losses[i].detach().mean().to(at::kDouble)
-                                : at::full({}, std::numeric_limits<double>::quiet_NaN(),
-                                           balance.options().dtype(at::kDouble).requires_grad(false)));
-    if (!is_asked_for) continue;
-    const auto weighted = losses[i].sum() * coefficients[i];
-    result.added = result.added.defined() ? result.added + weighted : weighted;
+  if (config.balance_coef != 0) {
+    const bool by_sequence = config.balances_sequences;
+    add(by_sequence ? "seq_load_balancing_loss" : "load_balancing_loss",
+        balance_of_layers(by_sequence ? balance : balance.sum(2), config.experts_per_token), config.balance_coef);
   }
-  result.told = at::stack(told);
-  return result;
+  if (config.aux_loss_coef != 0)
+    add("load_balancing_loss", load_balancing_loss(balance, config.experts_per_token), config.aux_loss_coef);
+  return terms;
 }
 
 }  // namespace megashard

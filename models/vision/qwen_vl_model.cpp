@@ -19,17 +19,12 @@ namespace {
 constexpr const char* kTower = "model.visual.";
 constexpr const char* kTextLayers = "model.language_model.layers";
 
-at::Tensor find_extra(const Batch& input, const std::string& name) {
-  const auto found = input.extra.find(name);
-  return found == input.extra.end() ? at::Tensor() : found->second;
-}
-
 /// Takes the grids of one kind to the host, and checks that its pixels are there.
 at::Tensor take_grids(const VisionConfig& config, Batch& input, const std::string& kind,
                       const std::string& pixels_name) {
   const std::string name = kind + "_grid_thw";
-  auto grids = find_extra(input, name);
-  const auto pixels = find_extra(input, pixels_name);
+  auto grids = input.find(name);
+  const auto pixels = input.find(pixels_name);
   if (!grids.defined() && !pixels.defined()) return grids;
   TORCH_CHECK(grids.defined() && pixels.defined(), "the input has ", grids.defined() ? name : pixels_name, " without ",
               grids.defined() ? pixels_name : name, ": give both, or none");
@@ -40,7 +35,7 @@ at::Tensor take_grids(const VisionConfig& config, Batch& input, const std::strin
               " ", pixels.sizes(), " must be [", patches, ", ", config.pixels_of_patch(), "]: the patches that ", name,
               " describes, and their channels, frames and pixels as this model's processor lays them out: prepare the "
               "pictures by it");
-  input.extra.erase(name);
+  input.take(name);
   return grids.size(0) == 0 ? at::Tensor() : grids;
 }
 
@@ -83,9 +78,7 @@ void keep_own_pictures(PicturePlan& plan, Batch& input, PictureGrids& grids, int
     if (!of_kind.defined()) return;
     const int64_t pictures = of_kind.size(0);
     const auto patches = of_kind.prod(1);
-    auto& pixels = input.extra.at(pixels_name);
-    pixels = rows_of_pictures(pixels, patches, own.pictures, first);
-    if (!pixels.defined()) input.extra.erase(pixels_name);
+    input.set(pixels_name, rows_of_pictures(input.take(pixels_name), patches, own.pictures, first), Axis::kItem);
     of_kind = rows_of_pictures(of_kind, at::ones_like(patches), own.pictures, first);
     first += pictures;
   };
@@ -111,8 +104,8 @@ VisualInput QwenVlStack::encode_images(const Batch& input) {
   const auto* plan = dynamic_cast<const PicturePlan*>(input.plan.get());
   TORCH_CHECK(plan != nullptr, class_name_, " got an input that was not prepared: call the model, not its parts");
   if (plan->vision.patches == 0) return {};
-  const auto device = input.tokens.device();
-  auto patches = joined(find_extra(input, "pixel_values"), find_extra(input, "pixel_values_videos"));
+  const auto device = input.tokens().device();
+  auto patches = joined(input.find("pixel_values"), input.find("pixel_values_videos"));
   if (plan->dummy_image) {
     patches = at::zeros({plan->vision.patches, vision_.pixels_of_patch()}, at::TensorOptions().device(device));
   }
@@ -146,23 +139,24 @@ void QwenVlModel::prepare(Batch& input) const {
   const auto& vision = config_.vision;
   PictureGrids grids{.images = take_grids(vision, input, "image", "pixel_values"),
                      .videos = take_grids(vision, input, "video", "pixel_values_videos"),
-                     .seconds_per_frame = find_extra(input, "second_per_grid_ts").defined()
-                                              ? find_extra(input, "second_per_grid_ts").cpu()
+                     .seconds_per_frame = input.find("second_per_grid_ts").defined()
+                                              ? input.find("second_per_grid_ts").cpu()
                                               : at::Tensor()};
-  input.extra.erase("second_per_grid_ts");
+  input.take("second_per_grid_ts");
   if (grids.images.defined() || grids.videos.defined()) {
     const auto& seconds = grids.seconds_per_frame;
     TORCH_CHECK(
         !seconds.defined() || (grids.videos.defined() && seconds.dim() == 1 && seconds.size(0) == grids.videos.size(0)),
         "second_per_grid_ts must hold one number for each video of video_grid_thw");
     const auto& shard = input.sequence;
-    TORCH_CHECK(shard.is_whole() || input.tokens.size(1) == shard.length, "pictures are placed in whole sequences, of ",
-                shard.length, " tokens here, and got ", input.tokens.size(1),
-                ": call prepare() before taking this rank's rows");
-    const auto placed = place_pictures(config_, input.tokens.cpu(), grids, input.document_lengths);
+    TORCH_CHECK(shard.is_whole() || input.tokens().size(1) == shard.length,
+                "pictures are placed in whole sequences, of ", shard.length, " tokens here, and got ",
+                input.tokens().size(1), ": call prepare() before taking this rank's rows");
+    const auto placed = place_pictures(config_, input.tokens().cpu(), grids, input.document_lengths);
     plan->token_indices = placed.token_indices;
-    const bool has_those_of_text = input.document_lengths.defined() && input.position_ids.dim() == 2;
-    if (!input.position_ids.defined() || has_those_of_text) input.position_ids = placed.position_ids;
+    const at::Tensor positions = input.position_ids();
+    const bool has_those_of_text = input.document_lengths.defined() && positions.dim() == 2;
+    if (!positions.defined() || has_those_of_text) input.set(kPositionIds, placed.position_ids);
     if (!shard.is_whole()) keep_own_pictures(*plan, input, grids, vision.merge_size);
   }
   if (grids.images.defined() || grids.videos.defined()) {
@@ -175,11 +169,11 @@ void QwenVlModel::prepare(Batch& input) const {
   input.plan = plan;
 }
 
-at::Tensor QwenVlModel::forward(Batch input) {
-  const auto labels = std::exchange(input.labels, at::Tensor());
+ModelOutput QwenVlModel::forward(Batch input) {
   const auto states = model_->forward(input);
-  const auto result = logits_or_losses(config_.text, states.hidden, *lm_head_, labels, input.loss_weights);
-  return labels.defined() ? with_router_losses(result, states, input.sequence) : result;
+  ModelOutput output = head_output(config_.text, states.hidden, *lm_head_, input);
+  output.aux = router_terms(states, input.sequence);
+  return output;
 }
 
 /// The tower is on no sequence: its heads may be any number.

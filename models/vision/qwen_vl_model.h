@@ -43,7 +43,7 @@ class QwenVlStack : public torch::nn::Module {
 };
 
 /// Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE: `model.visual`, `model.language_model` and `lm_head`.
-/// Batch::extra holds pixel_values and pixel_values_videos [patches, C * T * S * S],
+/// The batch's columns of items are pixel_values and pixel_values_videos [patches, C * T * S * S],
 /// image_grid_thw and video_grid_thw [pictures, 3] int64, and second_per_grid_ts [videos], as
 /// Hugging Face's processors give them, in the order of the batch; any may be absent. Position ids
 /// follow from them and the tokens unless they are given.
@@ -51,7 +51,7 @@ class QwenVlModel : public ExpertParallelModule, public PublishedWeights {
  public:
   explicit QwenVlModel(VisionLanguageConfig config);
 
-  at::Tensor forward(Batch input) override;
+  ModelOutput forward(Batch input) override;
   /// Throws one error for pictures that do not fit the tokens or each other. Of a sequence on
   /// several ranks every rank gives all tokens and pictures, and keeps the pictures of its rows.
   void prepare(Batch& input) const override;
