@@ -21,7 +21,6 @@
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"
 #include "models/decoder_arguments.h"
-#include "models/vision/qwen_vl_model.h"
 
 namespace megashard {
 namespace {
@@ -106,17 +105,6 @@ void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker,
   worker->trains = false;
 }
 
-/// The loss that such a model gives for a token is no log-probability.
-void refuse_balance_loss(const MultiModalModule& model) {
-  const auto* text = dynamic_cast<const DecoderModel*>(&model);
-  const auto* sees = dynamic_cast<const QwenVlModel*>(&model);
-  if (text == nullptr && sees == nullptr) return;
-  const auto& moe = (text != nullptr ? text->config() : sees->config().text).moe;
-  if (moe.num_experts == 0 || moe.aux_loss_coef == 0) return;
-  throw UsageError("--log-probs does not go with output_router_logits in config.json, which adds the "
-                   "load-balancing loss to each token's; set it to false there.");
-}
-
 /// All ranks' rows on rank 0, in the order of the ranks; others get them too.
 at::Tensor gather_rows(const at::Tensor& mine, int64_t rows, const ProcessGroupPtr& group, c10::Device device) {
   at::Tensor all = at::zeros({group->size() * rows, mine.size(1)}, mine.options().device(device));
@@ -131,7 +119,6 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
   const ProcessGroupPtr& group = groups.world;
   const InferDocuments data(arguments.data_path.front(), *arguments.seq_length, model.vocab_size());
   const int64_t documents = data.size();
-  if (flags.log_probs) refuse_balance_loss(model);
   std::vector<OutputPath> outputs;
   if (flags.log_probs) outputs.push_back({"--log-probs", *flags.log_probs, OutputPath::Kind::kFile});
   if (flags.generated) outputs.push_back({"--generated", *flags.generated, OutputPath::Kind::kFile});

@@ -66,7 +66,7 @@ InferenceBatch InferDocuments::read(int64_t first, int64_t last) const {
     check(batch.texts.back(), i);
     if (conversations_) samples.push_back(conversations_->sample(i));
   }
-  batch.extra = picture_inputs(samples, /*pin_memory=*/false);
+  add_pictures(batch.pictures, samples, /*pin_memory=*/false);
   return batch;
 }
 

@@ -38,12 +38,12 @@ class MyModel : public megashard::MultiModalModule, public megashard::FSDP2Mixin
     head_ = register_module("head", std::make_shared<Head>(width, vocab_size_));
   }
 
-  at::Tensor forward(megashard::Batch input) override {
-    at::Tensor x = embed_(input.tokens);
+  megashard::ModelOutput forward(megashard::Batch input) override {
+    at::Tensor x = embed_(input.tokens());
     for (const auto& block : *blocks_) x = block->as<MixBlock>()->operator()(x);
     const at::Tensor logits = (*head_)(x);  // [B, T, V]
-    if (!input.labels.defined()) return logits;
-    return at::cross_entropy_loss(logits.transpose(1, 2), input.labels, {}, at::Reduction::None);
+    if (!input.labels().defined()) return {.logits = logits};
+    return {.token_losses = at::cross_entropy_loss(logits.transpose(1, 2), input.labels(), {}, at::Reduction::None)};
   }
   int64_t vocab_size() const override { return vocab_size_; }
   /// Gives the head Megatron's name in checkpoints of --ckpt-format torch_dist.
