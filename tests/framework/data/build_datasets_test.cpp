@@ -36,7 +36,7 @@ class Numbered : public TokenDataset {
 std::vector<int64_t> order(const SampleDataset& dataset) {
   std::vector<int64_t> result;
   for (int64_t i = 0; i < dataset.size(); ++i) {
-    result.push_back(dataset.collate({i}, {.seq_length = 1, .vocab_size = 1000}).tokens.item<int64_t>());
+    result.push_back(dataset.collate({i}, {.seq_length = 1, .vocab_size = 1000}).tokens().item<int64_t>());
   }
   return result;
 }
@@ -53,16 +53,14 @@ TEST(BlendedDataset, TakesTheMemberThatLagsMost) {
 
 TEST(BlendedDataset, JoinsTheRowsOfItsMembersInTheirOrder) {
   const BlendedDataset blend(members(9, 9), {3, 1}, 6, "train");
-  const Batch batch = blend.collate({1, 0, 3}, {.seq_length = 2,
-                                                .vocab_size = 1000,
-                                                .eod_id = 100,
-                                                .reset_position_ids = true,
-                                                .reset_attention_mask = true});
-  EXPECT_TRUE(at::equal(batch.tokens, at::tensor({200, 200, 100, 100, 102, 102}).view({3, 2})));
-  EXPECT_TRUE(at::equal(batch.labels, batch.tokens));
-  EXPECT_TRUE(at::equal(batch.position_ids, at::tensor({0, 1, 0, 0, 0, 1}).view({3, 2})));
+  const Batch batch = blend.collate(
+      {1, 0, 3},
+      {.seq_length = 2, .vocab_size = 1000, .eod_id = 100, .reset_position_ids = true, .reset_attention_mask = true});
+  EXPECT_TRUE(at::equal(batch.tokens(), at::tensor({200, 200, 100, 100, 102, 102}).view({3, 2})));
+  EXPECT_TRUE(at::equal(batch.labels(), batch.tokens()));
+  EXPECT_TRUE(at::equal(batch.position_ids(), at::tensor({0, 1, 0, 0, 0, 1}).view({3, 2})));
   EXPECT_TRUE(at::equal(batch.document_lengths, at::tensor({2, 1, 1, 2})));
-  EXPECT_FALSE(batch.token_mask.defined());
+  EXPECT_FALSE(batch.token_mask().defined());
 }
 
 TEST(BlendedDataset, DropsSpentMembers) {

@@ -92,15 +92,15 @@ TEST_F(ConversationSets, BatchesOfTheLongestWithTheAnswersMask) {
   std::vector<int64_t> by_size(3);  // index of the samples of 4, 3 and 2 tokens
   for (int64_t i = 0; i < 3; ++i) by_size[4 - set->conversations(i)[0].tokens.size()] = i;
   const auto batch = set->collate({by_size[0], by_size[2]}, {.seq_length = 8, .vocab_size = 10});
-  EXPECT_TRUE(at::equal(batch.tokens, whole_numbers({1, 9, 2, 9, 0, 0}).view({2, 3})));
-  EXPECT_TRUE(at::equal(batch.labels, whole_numbers({9, 2, 3, 7, 0, 0}).view({2, 3})));
-  EXPECT_TRUE(at::equal(batch.loss_mask, whole_numbers({0, 1, 1, 1, 0, 0}, at::kFloat).view({2, 3})));
-  EXPECT_TRUE(at::equal(batch.token_mask, whole_numbers({1, 1, 1, 1, 0, 0}).view({2, 3}).to(at::kBool)));
-  EXPECT_FALSE(batch.position_ids.defined());
-  EXPECT_TRUE(at::equal(batch.extra.at("image_grid_thw"), entries_["image_grid_thw"]));
-  EXPECT_TRUE(at::equal(batch.extra.at("pixel_values"), entries_["pixel_values"]));
+  EXPECT_TRUE(at::equal(batch.tokens(), whole_numbers({1, 9, 2, 9, 0, 0}).view({2, 3})));
+  EXPECT_TRUE(at::equal(batch.labels(), whole_numbers({9, 2, 3, 7, 0, 0}).view({2, 3})));
+  EXPECT_TRUE(at::equal(batch.at(kLossMask), whole_numbers({0, 1, 1, 1, 0, 0}, at::kFloat).view({2, 3})));
+  EXPECT_TRUE(at::equal(batch.token_mask(), whole_numbers({1, 1, 1, 1, 0, 0}).view({2, 3}).to(at::kBool)));
+  EXPECT_FALSE(batch.position_ids().defined());
+  EXPECT_TRUE(at::equal(batch.at("image_grid_thw"), entries_["image_grid_thw"]));
+  EXPECT_TRUE(at::equal(batch.at("pixel_values"), entries_["pixel_values"]));
   const auto text = set->collate({by_size[1]}, {.seq_length = 8, .vocab_size = 10});
-  EXPECT_TRUE(text.extra.empty());
+  EXPECT_FALSE(text.find("pixel_values").defined());
   EXPECT_THAT([&] { set->collate({by_size[0]}, {.seq_length = 8, .vocab_size = 9}); },
               ThrowsMessage<c10::Error>(HasSubstr("holds token 9")));
 }
@@ -112,11 +112,11 @@ TEST_F(ConversationSets, BatchesOfVideos) {
   for (int64_t i = 0; i < 3; ++i) by_size[4 - set->conversations(i)[0].tokens.size()] = i;
   const auto batch = set->collate(by_size, {.seq_length = 8, .vocab_size = 10});
   for (const auto* name : {"video_grid_thw", "pixel_values_videos", "second_per_grid_ts"})
-    EXPECT_TRUE(at::equal(batch.extra.at(name), entries_[name])) << name;
+    EXPECT_TRUE(at::equal(batch.at(name), entries_[name])) << name;
   const auto one = set->collate({by_size[1]}, {.seq_length = 8, .vocab_size = 10});
-  EXPECT_EQ(one.extra.size(), 3U);  // no images
-  EXPECT_TRUE(at::equal(one.extra.at("pixel_values_videos"), entries_["pixel_values_videos"].narrow(0, 0, 4)));
-  EXPECT_TRUE(at::equal(one.extra.at("second_per_grid_ts"), at::full({1}, 0.5F)));
+  EXPECT_FALSE(one.find("pixel_values").defined());
+  EXPECT_TRUE(at::equal(one.at("pixel_values_videos"), entries_["pixel_values_videos"].narrow(0, 0, 4)));
+  EXPECT_TRUE(at::equal(one.at("second_per_grid_ts"), at::full({1}, 0.5F)));
 }
 
 TEST_F(ConversationSets, EachOnceAnEpoch) {
@@ -133,14 +133,14 @@ TEST_F(ConversationSets, ArePackedWithoutCrossingIntoEachOther) {
   const auto set = packed(4);
   ASSERT_EQ(set->size(), 2);  // of 3 + 1 and of 2 tokens with labels
   const auto batch = set->collate({0, 1}, {.seq_length = 4, .vocab_size = 10});
-  EXPECT_TRUE(at::equal(batch.tokens, whole_numbers({1, 9, 2, 9, 4, 5, 0, 0}).view({2, 4})));
-  EXPECT_TRUE(at::equal(batch.labels, whole_numbers({9, 2, 3, 7, 5, 6, 0, 0}).view({2, 4})))
+  EXPECT_TRUE(at::equal(batch.tokens(), whole_numbers({1, 9, 2, 9, 4, 5, 0, 0}).view({2, 4})));
+  EXPECT_TRUE(at::equal(batch.labels(), whole_numbers({9, 2, 3, 7, 5, 6, 0, 0}).view({2, 4})))
       << "a conversation's last token has no label and is none's input";
-  EXPECT_TRUE(at::equal(batch.loss_mask, whole_numbers({0, 1, 1, 1, 0, 1, 0, 0}, at::kFloat).view({2, 4})));
-  EXPECT_TRUE(at::equal(batch.token_mask, whole_numbers({1, 1, 1, 1, 1, 1, 0, 0}).view({2, 4}).to(at::kBool)));
-  EXPECT_TRUE(at::equal(batch.position_ids, whole_numbers({0, 1, 2, 0, 0, 1, 0, 0}).view({2, 4})));
+  EXPECT_TRUE(at::equal(batch.at(kLossMask), whole_numbers({0, 1, 1, 1, 0, 1, 0, 0}, at::kFloat).view({2, 4})));
+  EXPECT_TRUE(at::equal(batch.token_mask(), whole_numbers({1, 1, 1, 1, 1, 1, 0, 0}).view({2, 4}).to(at::kBool)));
+  EXPECT_TRUE(at::equal(batch.position_ids(), whole_numbers({0, 1, 2, 0, 0, 1, 0, 0}).view({2, 4})));
   EXPECT_TRUE(at::equal(batch.document_lengths, whole_numbers({3, 1, 2, 2}))) << "what is filled up stands alone";
-  EXPECT_TRUE(at::equal(batch.extra.at("pixel_values"), entries_["pixel_values"]));
+  EXPECT_TRUE(at::equal(batch.at("pixel_values"), entries_["pixel_values"]));
   const auto last = set->collate({1}, {.seq_length = 4, .length_multiple = 3, .vocab_size = 10});
   EXPECT_TRUE(at::equal(last.document_lengths, whole_numbers({2, 1})));
   EXPECT_THAT([&] { packed(2); }, ThrowsMessage<c10::Error>(HasSubstr("conversation 0 of ")));
@@ -157,12 +157,9 @@ std::vector<std::vector<size_t>> sizes_of(const ConversationDataset& set) {
 
 TEST_F(ConversationSets, ArePackedEpochByEpochInTheSameOrderForMoreSteps) {
   const auto of_seed = [&](int64_t seed, int64_t samples) {
-    return ConversationDataset(std::make_shared<ConversationSet>(write()), SplitOptions{.first = 0,
-                                                                                        .last = 3,
-                                                                                        .seq_length = 5,
-                                                                                        .seed = seed,
-                                                                                        .packs = true,
-                                                                                        .num_samples = samples});
+    return ConversationDataset(
+        std::make_shared<ConversationSet>(write()),
+        SplitOptions{.first = 0, .last = 3, .seq_length = 5, .seed = seed, .packs = true, .num_samples = samples});
   };
   const auto some = sizes_of(of_seed(1, 5)), more = sizes_of(of_seed(1, 40));
   ASSERT_EQ(some.size(), 5);
@@ -188,8 +185,8 @@ TEST_F(ConversationSets, PackedRowsOfABlendAreFilledUpAsDocuments) {
                             .valid_samples = 0,
                             .test_samples = 0};
   const auto batch = build_datasets(options).train->collate({0, 3}, {.seq_length = 4, .vocab_size = 10});
-  EXPECT_TRUE(at::equal(batch.tokens, whole_numbers({1, 9, 2, 9, 4, 5, 0, 0}).view({2, 4})));
-  EXPECT_TRUE(at::equal(batch.position_ids, whole_numbers({0, 1, 2, 0, 0, 1, 0, 0}).view({2, 4})));
+  EXPECT_TRUE(at::equal(batch.tokens(), whole_numbers({1, 9, 2, 9, 4, 5, 0, 0}).view({2, 4})));
+  EXPECT_TRUE(at::equal(batch.position_ids(), whole_numbers({0, 1, 2, 0, 0, 1, 0, 0}).view({2, 4})));
   EXPECT_TRUE(at::equal(batch.document_lengths, whole_numbers({3, 1, 2, 2})));
 }
 
@@ -215,16 +212,16 @@ TEST_F(ConversationSets, AreFoundByTheirPrefixAndBlendedWithAnySet) {
   ASSERT_TRUE(is_conversation(0) && !is_conversation(1));
   BatchOptions of_batch{.seq_length = 8, .vocab_size = 100};
   const auto conversation = blend->collate({0}, of_batch), document = blend->collate({1}, of_batch);
-  const int64_t length = conversation.tokens.size(1);
+  const int64_t length = conversation.tokens().size(1);
   ASSERT_LT(length, 8);
   const auto both = blend->collate({1, 0}, of_batch);
-  EXPECT_TRUE(at::equal(both.tokens[0], document.tokens[0]));
-  for (const auto tensor : {&Batch::tokens, &Batch::labels, &Batch::loss_mask, &Batch::token_mask}) {
-    EXPECT_TRUE(at::equal((both.*tensor)[1].narrow(0, 0, length), (conversation.*tensor)[0]));
-    EXPECT_EQ((both.*tensor)[1].narrow(0, length, 8 - length).sum().item<double>(), 0);
+  EXPECT_TRUE(at::equal(both.tokens()[0], document.tokens()[0]));
+  for (const char* name : {kTokens, kLabels, kLossMask, kTokenMask}) {
+    EXPECT_TRUE(at::equal(both.at(name)[1].narrow(0, 0, length), conversation.at(name)[0])) << name;
+    EXPECT_EQ(both.at(name)[1].narrow(0, length, 8 - length).sum().item<double>(), 0) << name;
   }
-  EXPECT_TRUE(both.token_mask[0].all().item<bool>());
-  EXPECT_EQ(both.extra.size(), conversation.extra.size());
+  EXPECT_TRUE(both.token_mask()[0].all().item<bool>());
+  EXPECT_EQ(both.columns.size(), conversation.columns.size());
   const auto facts = [&] {
     DatasetFacts found;
     blend->add_facts(5, found);

@@ -108,12 +108,12 @@ TEST(DataSampler, NamesWhatCannotBeSampled) {
 
 TEST(TokenDataset, ShiftsLabelsByOne) {
   const Batch batch = Counting(9).collate({5, 2}, kBatch);
-  EXPECT_THAT(values<int64_t>(batch.tokens), ElementsAre(5, 6, 7, 2, 3, 4));
-  EXPECT_THAT(values<int64_t>(batch.labels), ElementsAre(6, 7, 8, 3, 4, 5));
-  EXPECT_THAT(values<float>(batch.loss_mask), ElementsAre(1, 1, 1, 1, 1, 1));
-  EXPECT_FALSE(batch.position_ids.defined());  // the model's own tables do
+  EXPECT_THAT(values<int64_t>(batch.tokens()), ElementsAre(5, 6, 7, 2, 3, 4));
+  EXPECT_THAT(values<int64_t>(batch.labels()), ElementsAre(6, 7, 8, 3, 4, 5));
+  EXPECT_THAT(values<float>(batch.at(kLossMask)), ElementsAre(1, 1, 1, 1, 1, 1));
+  EXPECT_FALSE(batch.position_ids().defined());  // the model's own tables do
   EXPECT_FALSE(batch.document_lengths.defined());
-  EXPECT_EQ(batch.tokens.sizes(), (at::IntArrayRef{2, 3}));
+  EXPECT_EQ(batch.tokens().sizes(), (at::IntArrayRef{2, 3}));
 }
 
 TEST(TokenDataset, RestartsAfterTheEndOfADocument) {
@@ -121,16 +121,16 @@ TEST(TokenDataset, RestartsAfterTheEndOfADocument) {
   options.eod_id = 6;
   options.eod_mask_loss = options.reset_position_ids = options.reset_attention_mask = true;
   const Batch batch = Counting(9).collate({5}, options);
-  EXPECT_THAT(values<float>(batch.loss_mask), ElementsAre(1, 0, 1));
-  EXPECT_THAT(values<int64_t>(batch.position_ids), ElementsAre(0, 1, 0));
+  EXPECT_THAT(values<float>(batch.at(kLossMask)), ElementsAre(1, 0, 1));
+  EXPECT_THAT(values<int64_t>(batch.position_ids()), ElementsAre(0, 1, 0));
   EXPECT_THAT(values<int64_t>(batch.document_lengths), ElementsAre(2, 1));
 }
 
 TEST(DataLoader, YieldsTheSamplersOrderAndItsErrors) {
   const auto dataset = std::make_shared<Counting>(12, /*bad_sample=*/10);
   DataLoader loader(dataset, make_data_sampler(sampler(12, 0)), kBatch);
-  EXPECT_THAT(values<int64_t>(loader.next().tokens), ElementsAre(2, 3, 4, 3, 4, 5));
-  EXPECT_THAT(values<int64_t>(loader.next().tokens), ElementsAre(6, 7, 8, 7, 8, 9));
+  EXPECT_THAT(values<int64_t>(loader.next().tokens()), ElementsAre(2, 3, 4, 3, 4, 5));
+  EXPECT_THAT(values<int64_t>(loader.next().tokens()), ElementsAre(6, 7, 8, 7, 8, 9));
   const std::string error = message_of([&] { loader.next(); });
   EXPECT_THAT(error, HasSubstr("\"counting\" holds token 1000 (in sample 10)"));
   EXPECT_THAT(error, HasSubstr("vocabulary of 1000"));

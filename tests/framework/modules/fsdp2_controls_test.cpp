@@ -53,10 +53,10 @@ class ScaledModel : public MultiModalModule, public FSDP2Mixin {
     uint64_t seed = 1;
     for (auto& parameter : parameters()) parameter.set_data(fixed(parameter.sizes(), seed++) * 0.3);
   }
-  at::Tensor forward(Batch input) override {
-    at::Tensor x = input.tokens;
+  ModelOutput forward(Batch input) override {
+    at::Tensor x = input.tokens();
     for (auto& layer : layers) x = layer->forward(x);
-    return output_layer(x);
+    return {.logits = output_layer(x)};
   }
   int64_t vocab_size() const override { return 8; }
 
@@ -75,8 +75,8 @@ std::string shard(ScaledModel& model, const ProcessGroupPtr& world, const Fsdp2C
 
 at::Tensor output_of(ScaledModel& model, c10::Device device) {
   Batch input;
-  input.tokens = fixed({4, 8}, 9).to(device);
-  return model(input);
+  input.set(kTokens, fixed({4, 8}, 9).to(device));
+  return model(input).logits;
 }
 
 void expect_gradients_of(ScaledModel& plain, ScaledModel& sharded) {

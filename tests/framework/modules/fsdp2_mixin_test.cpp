@@ -55,10 +55,10 @@ class PlannedModel : public MultiModalModule, public FSDP2Mixin {
     uint64_t seed = 1;
     for (auto& parameter : parameters()) parameter.set_data(fixed(parameter.sizes(), seed++) * 0.3);
   }
-  at::Tensor forward(Batch input) override {
-    at::Tensor x = input.tokens;
+  ModelOutput forward(Batch input) override {
+    at::Tensor x = input.tokens();
     for (auto& layer : layers) x = layer->forward(x);
-    return x;
+    return {.logits = x};
   }
   int64_t vocab_size() const override { return 6; }
   std::vector<std::string> groups() const {
@@ -92,8 +92,8 @@ Step run(const ProcessGroupPtr& world, const Fsdp2Config& config, const Activati
   CollectedDiagnostics told;
   model.FSDP2Mixin::fully_shard({.process_group = world, .config = config, .sink = told.sink(), .activations = plan});
   Batch input;
-  input.tokens = fixed({4, 6}, 9);
-  model(input).pow(2).sum().backward();
+  input.set(kTokens, fixed({4, 6}, 9));
+  model(input).logits.pow(2).sum().backward();
   Step result;
   for (const auto& layer : model.layers) {
     result.layer_runs.push_back(layer->runs);
@@ -164,9 +164,9 @@ class ClassedModel : public PlannedModel {
     head = register_module("lm_head", std::make_shared<Hooked<HeadImpl>>());
     if (tied) tie_parameter(*head, head->weight, embedding->weight);
   }
-  at::Tensor forward(Batch input) override {
-    input.tokens = embedding->forward(input.tokens);
-    return head->forward(PlannedModel::forward(std::move(input)));
+  ModelOutput forward(Batch input) override {
+    input.set(kTokens, embedding->forward(input.tokens()));
+    return {.logits = head->forward(PlannedModel::forward(std::move(input)).logits)};
   }
   std::shared_ptr<Hooked<EmbeddingImpl>> embedding;
   std::shared_ptr<Hooked<HeadImpl>> head;
@@ -182,8 +182,8 @@ TEST(Fsdp2Mixin, WrapsByClass) {
       config.wrap_policy = policy;
       model.FSDP2Mixin::fully_shard({.process_group = world, .config = config, .sink = diagnostics.sink()});
       Batch input;
-      input.tokens = fixed({4, 6}, 9);
-      model(input).sum().backward();
+      input.set(kTokens, fixed({4, 6}, 9));
+      model(input).logits.sum().backward();
       told = diagnostics.text();
       return model.groups();
     };
@@ -226,8 +226,8 @@ TEST(Fsdp2Mixin, OverriddenHooksChooseWhatIsRecomputedWrappedAndPrefetched) {
       if (group.starts_with("layers")) events.push_back(event + (" " + group));
     });
     Batch input;
-    input.tokens = fixed({4, 6}, 9);
-    const at::Tensor loss = model(input).sum();
+    input.set(kTokens, fixed({4, 6}, 9));
+    const at::Tensor loss = model(input).logits.sum();
     ASSERT_GE(events.size(), 4U);
     events.resize(4);
     EXPECT_EQ(events, (std::vector<std::string>{"unshard layers.0.mlp", "unshard layers.1.mlp", "unshard layers.2.mlp",
@@ -246,8 +246,8 @@ TEST(Fsdp2Mixin, FrozenParametersGetNothing) {
       *frozen = freeze_parameters(model, prefixes);
       model.FSDP2Mixin::fully_shard({.process_group = world, .config = {}, .sink = {}});
       Batch input;
-      input.tokens = fixed({4, 6}, 9);
-      model(input).pow(2).sum().backward();
+      input.set(kTokens, fixed({4, 6}, 9));
+      model(input).logits.pow(2).sum().backward();
       std::vector<at::Tensor> result;
       for (const auto& parameter : model.parameters()) result.push_back(parameter.grad());
       return result;
@@ -290,8 +290,8 @@ TEST(Fsdp2Mixin, IgnoredModulesAreNotTrainedApart) {
     PlannedModel model, whole;
     const auto backward = [](PlannedModel& of, uint64_t seed) {
       Batch input;
-      input.tokens = fixed({4, 6}, seed);
-      of(input).pow(2).sum().backward();
+      input.set(kTokens, fixed({4, 6}, seed));
+      of(input).logits.pow(2).sum().backward();
     };
     for (uint64_t seed : {7, 8}) backward(whole, seed);
     for (const char* ignored : {"layers.1", "layers.2"}) {
@@ -333,8 +333,8 @@ TEST(Fsdp2Mixin, ContradictionsOfTheFileAreRefused) {
       PlannedModel model;
       model.FSDP2Mixin::fully_shard({.process_group = world, .config = config});
       Batch input;
-      input.tokens = fixed({4, 6}, 9);
-      return model(input).scalar_type();
+      input.set(kTokens, fixed({4, 6}, 9));
+      return model(input).logits.scalar_type();
     };
     Fsdp2Config config;
     config.mixed_precision.output_dtype = at::kBFloat16;

@@ -34,10 +34,10 @@ class OwnModel : public MultiModalModule, public FSDP2Mixin {
     uint64_t seed = 1;
     for (auto& parameter : parameters()) parameter.set_data(fixed(parameter.sizes(), seed++) * 0.3 + first_value);
   }
-  at::Tensor forward(Batch input) override {
-    at::Tensor x = embed(input.tokens);
+  ModelOutput forward(Batch input) override {
+    at::Tensor x = embed(input.tokens());
     for (const auto& block : *blocks) x = block->as<Block>()->forward(x).tanh();
-    return head->forward(x);
+    return {.logits = head->forward(x)};
   }
   int64_t vocab_size() const override { return 6; }
   std::string class_name() const override { return "Own"; }  // of the models below, too
@@ -100,8 +100,8 @@ std::string shard(Model& model, const ProcessGroupPtr& world, const Fsdp2Config&
 
 at::Tensor output_of(OwnModel& model, c10::Device device) {
   Batch input;
-  input.tokens = fixed({4, 6}, 9).to(device);
-  return model(input);
+  input.set(kTokens, fixed({4, 6}, 9).to(device));
+  return model(input).logits;
 }
 
 /// What a step gathers and frees, in order, and the gradients.
@@ -184,7 +184,9 @@ struct NormedImpl : torch::nn::Module {
 };
 struct NormedModel : OwnModel {
   NormedModel() : normed(register_module("normed", std::make_shared<Hooked<NormedImpl>>())) {}
-  at::Tensor forward(Batch input) override { return normed->forward(OwnModel::forward(std::move(input))); }
+  ModelOutput forward(Batch input) override {
+    return {.logits = normed->forward(OwnModel::forward(std::move(input)).logits)};
+  }
   std::shared_ptr<Hooked<NormedImpl>> normed;
 };
 

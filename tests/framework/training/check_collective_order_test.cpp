@@ -24,10 +24,10 @@ class TwoUnits : public MultiModalModule {
     for (const auto& unit : {first_, second_}) fully_shard(*unit, {.mesh = flat_mesh(world)});
     fully_shard(*this, {.mesh = flat_mesh(world)});
   }
-  at::Tensor forward(Batch input) override {
+  ModelOutput forward(Batch input) override {
     const bool parted = ++forwards_ >= parts_at_;
-    const at::Tensor x = fixed({4, 4}, 1).to(input.tokens.device());
-    return (parted ? second_ : first_)->forward(x).sum().expand(input.tokens.sizes());
+    const at::Tensor x = fixed({4, 4}, 1).to(input.tokens().device());
+    return {.token_losses = (parted ? second_ : first_)->forward(x).sum().expand(input.tokens().sizes())};
   }
   int64_t vocab_size() const override { return 200; }
 

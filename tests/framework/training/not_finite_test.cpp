@@ -45,10 +45,11 @@ class ThreeStages : public MultiModalModule {
       : first_(register_module("first", std::make_shared<Hooked<StageImpl>>())),
         second_(register_module("second", std::make_shared<Hooked<Second>>())),
         third_(register_module("third", std::make_shared<Hooked<StageImpl>>())) {}
-  at::Tensor forward(Batch input) override {
+  ModelOutput forward(Batch input) override {
     ++forwards;
-    const auto& tokens = input.tokens;
-    return third_->forward(second_->forward(first_->forward(tokens.to(at::kFloat) + 1, tokens), tokens), tokens);
+    const auto& tokens = input.tokens();
+    const auto hidden = second_->forward(first_->forward(tokens.to(at::kFloat) + 1, tokens), tokens);
+    return {.token_losses = third_->forward(hidden, tokens)};
   }
   int64_t vocab_size() const override { return 200; }
 
@@ -120,7 +121,7 @@ int64_t bad_sample(const Arguments& arguments) {
   const auto samples = build_datasets(options).train;
   for (int64_t i = 0; i < 4; ++i) {
     const auto batch = samples->collate({i}, {.seq_length = 8, .vocab_size = 200});
-    if ((batch.tokens == kBad).any().item<bool>()) return i;
+    if ((batch.tokens() == kBad).any().item<bool>()) return i;
   }
   ADD_FAILURE();
   return -1;

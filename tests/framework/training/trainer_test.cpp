@@ -28,7 +28,9 @@ class OneWeight : public MultiModalModule {
   using Loss = std::function<at::Tensor(const at::Tensor& weight, int forwards)>;
   OneWeight(double value, Loss loss)
       : weight(register_parameter("weight", at::full({1}, value))), loss_(std::move(loss)) {}
-  at::Tensor forward(Batch input) override { return loss_(weight, ++forwards).expand(input.tokens.sizes()); }
+  ModelOutput forward(Batch input) override {
+    return {.token_losses = loss_(weight, ++forwards).expand(input.tokens().sizes())};
+  }
   int64_t vocab_size() const override { return 200; }
 
   at::Tensor weight;

@@ -1,0 +1,165 @@
+#include "framework/training/train_step.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/StringUtil.h>
+#include <gmock/gmock.h>
+
+#include "framework/objectives/objectives.h"
+#include "tests/support/formula.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/simulated_device.h"
+
+namespace megashard::testing {
+namespace {
+
+constexpr int64_t kWords = 11, kRows = 4, kLength = 6;
+constexpr double kAuxCoefficient = 0.5, kBeta = 0.3;
+
+/// Predicts a token from the one before it; its aux term is the size of its weights.
+class Bigrams : public MultiModalModule {
+ public:
+  Bigrams() : weight(register_parameter("weight", fixed({kWords, kWords}, 1))) {}
+  ModelOutput forward(Batch input) override {
+    const at::Tensor tokens = input.tokens();
+    const at::Tensor logits = weight.index_select(0, tokens.flatten());
+    const at::Tensor losses = at::cross_entropy_loss(logits, input.labels().flatten(), {}, at::Reduction::None);
+    const at::Tensor size = weight.square().mean();
+    return {.token_losses = losses.view(tokens.sizes()),
+            .aux = {{.name = "size", .value = size * kAuxCoefficient, .metric = size.detach()}}};
+  }
+  int64_t vocab_size() const override { return kWords; }
+  void check_sequence_ranks(int64_t /*ranks*/) const override {}
+
+  at::Tensor weight;
+};
+
+struct Case {
+  const char* objective = kNextToken;
+  bool per_token = false;
+  int64_t micro_batches = 1;
+  bool scales = false;
+  int replicas = 2, sequence_ranks = 1;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& each) {
+  return out << each.objective << (each.per_token ? ", over all tokens" : "") << ", " << each.micro_batches
+             << " micro batches" << (each.scales ? ", scaled" : "") << ", " << each.replicas << " x "
+             << each.sequence_ranks << " ranks";
+}
+
+Batch batch_of(int64_t replica, int64_t micro_batch) {
+  const auto seed = static_cast<uint64_t>(10 * replica + micro_batch + 3);
+  Batch batch;
+  const auto words = [](uint64_t of) { return fixed({kRows, kLength}, of).mul(1e3).abs().to(at::kLong) % kWords; };
+  batch.set(kTokens, words(seed));
+  batch.set(kLabels, words(seed + 100));
+  const at::Tensor mask = fixed({kRows, kLength}, seed + 200).gt(-0.5).to(at::kFloat);
+  batch.set(kLossMask, mask, Axis::kToken, /*is_input=*/false);
+  batch.set("ref_log_probs", fixed({kRows, kLength}, seed + 300) - 2, Axis::kToken, /*is_input=*/false);
+  return batch;
+}
+
+struct Expected {
+  at::Tensor gradient;
+  double loss = 0;
+};
+
+/// The whole step on one rank, in fp64, from the formulas.
+Expected expected_of(const Case& of) {
+  const at::Tensor weight = Bigrams().weight.detach().to(at::kDouble).requires_grad_();
+  const double parts = static_cast<double>(of.replicas * of.micro_batches);
+  at::Tensor total = weight.square().mean() * kAuxCoefficient, sum = at::zeros({}, at::kDouble);
+  double terms = 0;
+  std::vector<at::Tensor> means;
+  for (int64_t replica = 0; replica < of.replicas; ++replica) {
+    for (int64_t micro = 0; micro < of.micro_batches; ++micro) {
+      const Batch batch = batch_of(replica, micro);
+      const at::Tensor log_probs =
+          at::log_softmax(weight.index({batch.tokens()}), -1).gather(-1, batch.labels().unsqueeze(-1)).squeeze(-1);
+      const at::Tensor mask = batch.at(kLossMask).to(at::kDouble);
+      at::Tensor of_batch = -(log_probs * mask).sum();
+      double count = mask.sum().item<double>();
+      if (std::string(of.objective) == "dpo") {
+        const at::Tensor rewards = ((log_probs - batch.at("ref_log_probs")) * mask).sum(1) * kBeta;
+        const at::Tensor margins = rewards.view({-1, 2}).select(1, 0) - rewards.view({-1, 2}).select(1, 1);
+        of_batch = at::log1p(at::exp(-margins)).sum();
+        count = static_cast<double>(margins.numel());
+      }
+      sum = sum + of_batch;
+      terms += count;
+      total = of.per_token ? total : total + of_batch / count / parts;
+    }
+  }
+  if (of.per_token) total = total + sum / terms;
+  total.backward();
+  return {.gradient = weight.grad(), .loss = sum.item<double>() / terms};
+}
+
+class TrainStepCases : public ::testing::TestWithParam<Case> {};
+
+TEST_P(TrainStepCases, GivesTheGradientOfTheWholeBatch) {
+  const Case& of = GetParam();
+  const Expected expected = expected_of(of);
+  run_ranks(of.replicas * of.sequence_ranks, [&](const ProcessGroupPtr& world) {
+    Bigrams model;
+    const at::Tensor before = model.weight.detach().cpu().clone();
+    model.to(device_of_tests());
+    fully_shard(model, {.mesh = flat_mesh(world)});
+    const auto optimizer =
+        make_optimizer({{"weight", model.weight}}, {.kind = OptimizerKind::kSgd, .lr = 1, .weight_decay = 0});
+    std::optional<GradScaler> scaler;
+    if (of.scales) scaler.emplace(GradScaler::Options{.initial_scale = 1024}, world->device());
+    SequenceShard sequence;
+    if (of.sequence_ranks > 1) {
+      std::vector<int> members;
+      for (int i = 0; i < of.sequence_ranks; ++i)
+        members.push_back(world->rank() / of.sequence_ranks * of.sequence_ranks + i);
+      sequence = share_sequences(world->split(members, "sequence"), 1);
+    }
+    const auto objective = make_objective(of.objective, {{"--dpo-beta", kBeta}});
+    TrainStep step(model, *objective, *optimizer, world, world->device(),
+                   {.clip_grad = 0,
+                    .calculate_per_token_loss = of.per_token,
+                    .scaler = scaler ? &*scaler : nullptr,
+                    .sequence = sequence});
+    std::vector<Batch> batches;
+    for (int64_t i = 0; i < of.micro_batches; ++i) batches.push_back(batch_of(world->rank() / of.sequence_ranks, i));
+    const DeviceStats stats = step.clip(step.backward(batches));
+    step.update();
+
+    const double largest = expected.gradient.abs().max().item<double>();
+    const at::Tensor part = part_like(before, model.weight), wanted = part_like(expected.gradient, model.weight);
+    const at::Tensor gradient = (part - sharded_view(model.weight).local.cpu()).to(at::kDouble);
+    // Weights of some units lose the gradient's last digits.
+    if (part.numel() > 0) {
+      EXPECT_LE((gradient - wanted).abs().max().item<double>(), 2e-6 * std::max(1.0, largest));
+    }
+    EXPECT_NEAR(stats.grad_norm.item<double>(), expected.gradient.norm().item<double>(), 1e-6);
+    at::Tensor sums = stats.sums.clone();
+    world->all_reduce(sums, ReduceOp::kSum).wait();
+    EXPECT_EQ(step.metric_names().front(), std::string(of.objective) == "dpo" ? "dpo loss" : "lm loss");
+    EXPECT_EQ(step.metric_names().back(), "size");
+    EXPECT_NEAR((sums[0] / sums[1]).item<double>(), expected.loss, 1e-6);
+    EXPECT_NEAR((sums[-2] / sums[-1]).item<double>(), before.square().mean().item<double>(), 1e-6);
+  });
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const char* objective : {kNextToken, "dpo"}) {
+    for (const bool per_token : {false, true}) {
+      for (const int64_t micro_batches : {1, 3}) {
+        for (const bool scales : {false, true}) {
+          for (const auto& [replicas, ranks] : {std::pair{2, 1}, std::pair{1, 2}, std::pair{2, 2}})
+            cases.push_back({objective, per_token, micro_batches, scales, replicas, ranks});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(TrainStep, TrainStepCases, ::testing::ValuesIn(all_cases()));
+
+}  // namespace
+}  // namespace megashard::testing
