@@ -15,10 +15,10 @@
 #include <set>
 #include <string_view>
 
-#include "framework/training/sequence_group.h"
 #include "models/families/model_family.h"
 #include "models/lora/lora.h"
 #include "models/register_models.h"
+#include "tests/support/model_results.h"
 #include "tests/support/simulated_device.h"
 
 namespace megashard {
@@ -86,7 +86,7 @@ at::Tensor on_host(std::initializer_list<int64_t> numbers) {
 
 Batch some_input() {
   const auto tokens = at::randint(0, 64, {2, 8}, at::kLong);
-  return {.tokens = tokens, .position_ids = {}, .labels = tokens.flip({1}), .extra = {}};
+  return testing::tokens_and_labels(tokens, tokens.flip({1}));
 }
 
 TEST(DecoderModel, EveryNamedSubmoduleCanBeWrapped) {
@@ -136,7 +136,7 @@ TEST(DecoderModel, InitialisationAsMegatrons) {
 TEST(DecoderModel, MegatronsDefaultNetworkTrains) {
   const auto model = make(megatrons_network());
   const auto input = some_input();
-  const auto loss = (*model)(input);
+  const auto loss = testing::result_of(*model, input);
   EXPECT_EQ(loss.sizes(), at::IntArrayRef({2, 8}));
   EXPECT_NEAR(loss.mean().item<double>(), std::log(64.0), 0.1);
   loss.mean().backward();
@@ -147,20 +147,20 @@ TEST(DecoderModel, MegatronsDefaultNetworkTrains) {
       EXPECT_GT(grad.abs().max().item<double>(), 0) << item.key();
     }
   }
-  EXPECT_FALSE(at::equal((*model)(input), (*model)(input)));  // dropout
+  EXPECT_FALSE(at::equal(testing::result_of(*model, input), testing::result_of(*model, input)));  // dropout
   model->eval();
-  EXPECT_TRUE(at::equal((*model)(input), (*model)(input)));
+  EXPECT_TRUE(at::equal(testing::result_of(*model, input), testing::result_of(*model, input)));
 }
 
 TEST(DecoderModel, DocumentsAndPositionsAsGivenOnes) {
   const auto model = make(small_network());
   auto input = some_input();
-  const auto loss = (*model)(input);
+  const auto loss = testing::result_of(*model, input);
   input.document_lengths = on_host({8, 8});
-  input.position_ids = at::arange(8, at::kLong).expand({2, 8}).contiguous();
-  EXPECT_LT(((*model)(input)-loss).abs().max().item<double>(), 1e-5);
-  input.position_ids = input.position_ids * 2;
-  EXPECT_GT(((*model)(input)-loss).abs().max().item<double>(), 1e-5);
+  input.set(kPositionIds, at::arange(8, at::kLong).expand({2, 8}).contiguous());
+  EXPECT_LT((testing::result_of(*model, input) - loss).abs().max().item<double>(), 1e-5);
+  input.set(kPositionIds, input.position_ids() * 2);
+  EXPECT_GT((testing::result_of(*model, input) - loss).abs().max().item<double>(), 1e-5);
 }
 
 TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
@@ -173,10 +173,13 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
   for (const auto& model : std::vector<std::shared_ptr<MultiModalModule>>{make(small_network()), in_bf16, windows}) {
     for (const auto& positions : {at::Tensor(), at::arange(8, host).expand({2, 8})}) {
       Batch whole;  // in memory that is not pinned
-      whole.tokens = whole.labels = at::ones({2, 8}, host);
-      whole.position_ids = positions;
+      whole.set(kTokens, at::ones({2, 8}, host));
+      whole.set(kLabels, whole.tokens());
+      whole.set(kPositionIds, positions);
       if (positions.defined()) whole.document_lengths = on_host({5, 3, 8});
-      const auto step = [&] { (*model)(batch_of_rank(*model, whole, at::Device(at::kCUDA, 0))).sum().backward(); };
+      const auto step = [&] {
+        testing::result_of(*model, testing::rows_on(*model, whole, at::Device(at::kCUDA, 0))).sum().backward();
+      };
       step();
       testing::simulated_cuda().take_host_syncs();
       step();
@@ -200,9 +203,9 @@ Results trained_on(c10::Device device, at::ScalarType dtype, const std::string& 
   }
   model.to(device, dtype);
   Batch input;
-  input.tokens = at::arange(16, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 8}) * 7 % 40;
-  input.labels = (input.tokens + 1) % 40;
-  const auto losses = model(batch_of_rank(model, input, device));
+  input.set(kTokens, at::arange(16, at::TensorOptions(at::kLong).device(at::kCPU)).view({2, 8}) * 7 % 40);
+  input.set(kLabels, (input.tokens() + 1) % 40);
+  const auto losses = testing::result_of(model, testing::rows_on(model, input, device));
   losses.sum().backward();
   Results results{{"losses", losses.detach().cpu()}};
   for (const auto& item : model.named_parameters()) {
@@ -247,20 +250,20 @@ TEST(DecoderModel, PackedRowsTrainAsTheirDocumentsAlone) {
     const auto options = at::TensorOptions(at::kLong).device(testing::device_of_tests());
     const auto tokens = at::arange(22, options) * 7 % 40, labels = tokens.flip({0});
     Batch rows;  // of 11: documents of 5 and 6 tokens, and one of 9, which is filled up
-    rows.tokens = tokens.view({2, 11});
-    rows.labels = labels.view({2, 11});
+    rows.set(kTokens, tokens.view({2, 11}));
+    rows.set(kLabels, labels.view({2, 11}));
     rows.document_lengths = on_host({5, 6, 9, 2});
-    rows.token_mask = at::arange(22, options).lt(20).view({2, 11});
+    rows.set(kTokenMask, at::arange(22, options).lt(20).view({2, 11}));
     std::vector<at::Tensor> positions;
     for (const int64_t length : {5, 6, 9, 2}) positions.push_back(at::arange(length, options));
-    rows.position_ids = at::cat(positions).view({2, 11});
-    const auto together = (*packed)(rows).flatten().narrow(0, 0, 20);
+    rows.set(kPositionIds, at::cat(positions).view({2, 11}));
+    const auto together = testing::result_of(*packed, rows).flatten().narrow(0, 0, 20);
     together.mean().backward();
     for (const auto& [begin, length] : {std::pair{0, 5}, std::pair{5, 6}, std::pair{11, 9}}) {
       Batch one;
-      one.tokens = tokens.narrow(0, begin, length).view({1, length});
-      one.labels = labels.narrow(0, begin, length).view({1, length});
-      const auto losses = (*alone)(one);
+      one.set(kTokens, tokens.narrow(0, begin, length).view({1, length}));
+      one.set(kLabels, labels.narrow(0, begin, length).view({1, length}));
+      const auto losses = testing::result_of(*alone, one);
       EXPECT_LE((losses - together.narrow(0, begin, length)).abs().max().item<double>(), 2e-6) << begin;  // fp32
       (losses.sum() / 20).backward();
     }
@@ -281,7 +284,7 @@ TEST(DecoderModel, ZeroCentredNormsBeginAtZero) {
   const auto parameters = model->named_parameters();
   EXPECT_EQ(parameters["model.norm.weight"].abs().max().item<double>(), 0);
   const auto input = some_input();
-  EXPECT_TRUE((*model)(input).equal((*plain)(input)));  // 1 + 0
+  EXPECT_TRUE(testing::result_of(*model, input).equal(testing::result_of(*plain, input)));  // 1 + 0
   const auto gemma = make_small("gemma3_text")->named_parameters();
   EXPECT_EQ(gemma["model.layers.0.post_feedforward_layernorm.weight"].abs().max().item<double>(), 0);
 }
@@ -290,8 +293,8 @@ TEST(DecoderModel, ATokenOutsideTheEmbeddingIsAnError) {
   MEGASHARD_NOT_ON_SIM("on a GPU the kernel asserts, as a check would stall the stream");
   const auto model = make(small_network());
   auto input = some_input();
-  input.tokens[0][0] = 64;
-  EXPECT_THAT([&] { (*model)(input); },
+  input.tokens()[0][0] = 64;
+  EXPECT_THAT([&] { testing::result_of(*model, input); },
               ThrowsMessage<c10::Error>(HasSubstr("64 lies outside an embedding of 64 rows")));
 }
 

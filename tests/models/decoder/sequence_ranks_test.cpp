@@ -13,10 +13,10 @@
 
 #include <map>
 
-#include "framework/training/sequence_group.h"
 #include "models/decoder/decoder_model.h"
 #include "tests/models/vision/small_vl.h"
 #include "tests/support/message_of.h"
+#include "tests/support/model_results.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/seeded_init.h"
 #include "tests/support/simulated_device.h"
@@ -86,7 +86,7 @@ struct LossAndGradients {
 /// Of an input in host memory, of which a rank that shares the sequence takes its rows.
 LossAndGradients of_model(MultiModalModule& model, const Batch& whole) {
   LossAndGradients result;
-  result.losses = model(batch_of_rank(model, whole, testing::device_of_tests()));
+  result.losses = testing::result_of(model, testing::rows_on(model, whole, testing::device_of_tests()));
   result.losses.sum().backward();
   for (const auto& item : model.named_parameters()) {
     const auto& gradient = item.value().grad();
@@ -138,9 +138,9 @@ void expect_losses_of_one_rank(std::initializer_list<SharedCase> cases) {
     SCOPED_TRACE(c10::str(ranks, " ranks, ring of ", ring, ", ", kv_heads, " key heads, length ", length));
     Batch whole;
     const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
-    whole.tokens = at::randint(0, 40, {2, length}, on_host);
-    whole.labels = whole.tokens.roll(1, 1);
-    if (gives_positions) whole.position_ids = at::arange(length, on_host).expand({2, length}).contiguous();
+    whole.set(kTokens, at::randint(0, 40, {2, length}, on_host));
+    whole.set(kLabels, whole.tokens().roll(1, 1));
+    if (gives_positions) whole.set(kPositionIds, at::arange(length, on_host).expand({2, length}).contiguous());
     if (masked) {  // documents of 5 tokens
       std::vector<int64_t> lengths;
       for (int64_t row = 0; row < 2; ++row) {
@@ -185,17 +185,17 @@ Batch pictures_over_borders(int64_t length = 13) {
   auto generator = at::detail::createCPUGenerator(5);
   const auto on_host = at::TensorOptions(at::kCPU);
   Batch input;
-  input.tokens = at::randint(0, 50, {4, length}, generator, on_host.dtype(at::kLong));
-  input.labels = at::randint(0, 60, {4, length}, generator, on_host.dtype(at::kLong));
-  input.token_mask = at::ones({4, length}, on_host.dtype(at::kBool));
-  input.token_mask[3].narrow(0, 4, length - 4).fill_(false);
-  input.tokens[0].narrow(0, 2, 3).fill_(testing::kImage);
-  input.tokens[1].narrow(0, 5, 4).fill_(testing::kVideo);
-  input.tokens[2].narrow(0, 6, 2).fill_(testing::kImage);
-  input.extra["image_grid_thw"] = grids({1, 6, 2, 1, 2, 4});
-  input.extra["video_grid_thw"] = grids({2, 2, 4});
-  input.extra["pixel_values"] = at::randn({20, 3 * 2 * 2 * 2}, generator, on_host);
-  input.extra["pixel_values_videos"] = at::randn({16, 3 * 2 * 2 * 2}, generator, on_host);
+  input.set(kTokens, at::randint(0, 50, {4, length}, generator, on_host.dtype(at::kLong)));
+  input.set(kLabels, at::randint(0, 60, {4, length}, generator, on_host.dtype(at::kLong)));
+  input.set(kTokenMask, at::ones({4, length}, on_host.dtype(at::kBool)));
+  input.token_mask()[3].narrow(0, 4, length - 4).fill_(false);
+  input.tokens()[0].narrow(0, 2, 3).fill_(testing::kImage);
+  input.tokens()[1].narrow(0, 5, 4).fill_(testing::kVideo);
+  input.tokens()[2].narrow(0, 6, 2).fill_(testing::kImage);
+  input.set("image_grid_thw", grids({1, 6, 2, 1, 2, 4}), Axis::kItem);
+  input.set("video_grid_thw", grids({2, 2, 4}), Axis::kItem);
+  input.set("pixel_values", at::randn({20, 3 * 2 * 2 * 2}, generator, on_host), Axis::kItem);
+  input.set("pixel_values_videos", at::randn({16, 3 * 2 * 2 * 2}, generator, on_host), Axis::kItem);
   return input;
 }
 
@@ -212,13 +212,12 @@ TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
     const auto whole = pictures_over_borders(length);
     const auto expected = copied_to_host(of_model(*testing::make_vl(GetParam()), whole));
     run_ranks(ranks, [&, patches = patches](const ProcessGroupPtr& world) {
-      const SequenceShard shard{world, whole.tokens.size(1)};
+      const SequenceShard shard{world, whole.tokens().size(1)};
       const auto model = testing::make_vl(GetParam());
       model->check_sequence_ranks(world->size());
       Batch mine = whole;
       mine.sequence = shard;
-      Batch prepared = mine;
-      model->prepare(prepared);
+      const Batch prepared = model->prepared(mine);
       const auto* plan = dynamic_cast<const PicturePlan*>(prepared.plan.get());
       ASSERT_NE(plan, nullptr);
       EXPECT_EQ(plan->vision.patches, patches[static_cast<size_t>(world->rank())]);
@@ -230,8 +229,8 @@ TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
 TEST(Ulysses, PicturesArePlacedInWholeSequences) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     auto input = pictures_over_borders();
-    input.sequence = {world, input.tokens.size(1)};
-    input.tokens = input.sequence.rows_of(input.tokens, 1);
+    input.sequence = {world, input.tokens().size(1)};
+    input.set(kTokens, input.sequence.rows_of(input.tokens(), 1));
     const auto model = testing::make_vl("qwen3_vl");
     EXPECT_THAT(message_of([&] { model->prepare(input); }), HasSubstr("of 13 tokens here, and got"));
   });

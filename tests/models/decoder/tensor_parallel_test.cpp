@@ -6,11 +6,11 @@
 #include <gtest/gtest.h>
 
 #include "framework/training/parallel_groups.h"
-#include "framework/training/sequence_group.h"
 #include "models/decoder/decoder_model.h"
 #include "models/families/model_family.h"
 #include "parallel/fsdp/grad_norm.h"
 #include "tests/support/message_of.h"
+#include "tests/support/model_results.h"
 #include "tests/support/parity.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/seeded_init.h"
@@ -70,14 +70,14 @@ std::shared_ptr<DecoderModel> make(const DecoderConfig& config) {
 Batch batch_of(int64_t seed) {
   Batch batch;
   const auto places = at::arange(24, at::TensorOptions(at::kLong).device(at::kCPU));
-  batch.tokens = (places.square() + 7 * seed).remainder(40).view({2, 12});
-  batch.labels = batch.tokens.roll(1, 1);
-  batch.labels.select(1, 3).fill_(-100);  // of no token
+  batch.set(kTokens, (places.square() + 7 * seed).remainder(40).view({2, 12}));
+  batch.set(kLabels, batch.tokens().roll(1, 1));
+  batch.labels().select(1, 3).fill_(-100);  // of no token
   return batch;
 }
 
 struct Layout {
-  int pieces = 2;   // ranks that share the layers
+  int pieces = 2;    // ranks that share the layers
   int sharding = 1;  // ranks that FSDP2 shards pieces over
   bool sequence_parallel = false;
 };
@@ -92,8 +92,8 @@ void expect_parity(const std::string& family, const Layout& layout) {
     const ParallelGroups groups(arguments, world);
     const auto plain = make(config_of(family));
     auto config = config_of(family);
-    config.tensor_parallel = std::make_shared<TensorParallelRanks>(layout.pieces, groups.tensor_parallel->rank(),
-                                                                   layout.sequence_parallel);
+    config.tensor_parallel =
+        std::make_shared<TensorParallelRanks>(layout.pieces, groups.tensor_parallel->rank(), layout.sequence_parallel);
     const auto model = make(config);
     dynamic_cast<FSDP2Mixin&>(*model).fully_shard(
         {.process_group = groups.sharding, .tensor_parallel_group = groups.tensor_parallel});
@@ -101,8 +101,8 @@ void expect_parity(const std::string& family, const Layout& layout) {
 
     const auto batch = batch_of(groups.sharding->rank());
     const auto device = testing::device_of_tests();
-    const auto expected = (*plain)(batch_of_rank(*plain, batch, device));
-    const auto losses = (*model)(batch_of_rank(*model, batch, device));
+    const auto expected = testing::result_of(*plain, testing::rows_on(*plain, batch, device));
+    const auto losses = testing::result_of(*model, testing::rows_on(*model, batch, device));
     // Sums are cut into as many parts as there are ranks: as PyTorch's own fp32 tests, 1.3e-6 relative.
     EXPECT_TRUE(losses.allclose(expected, 1.3e-6, 2e-6)) << (losses - expected).abs().max();
     expected.sum().backward();
@@ -141,10 +141,10 @@ TEST(TensorParallelDecoder, LogitsAreWhole) {
     dynamic_cast<FSDP2Mixin&>(*model).fully_shard(
         {.process_group = groups.sharding, .tensor_parallel_group = groups.tensor_parallel});
     auto batch = batch_of(0);
-    batch.labels = at::Tensor();
+    batch.take(kLabels);
     const auto device = testing::device_of_tests();
-    const auto expected = (*plain)(batch_of_rank(*plain, batch, device));
-    const auto logits = (*model)(batch_of_rank(*model, batch, device));
+    const auto expected = testing::result_of(*plain, testing::rows_on(*plain, batch, device));
+    const auto logits = testing::result_of(*model, testing::rows_on(*model, batch, device));
     ASSERT_EQ(logits.sizes(), expected.sizes());
     EXPECT_TRUE(logits.allclose(expected, 1.3e-6, 1e-5));
   });
@@ -154,7 +154,9 @@ TEST(TensorParallelDecoder, LayersThatHaveNoGroupSayWhatIsMissing) {
   auto config = config_of("qwen3");
   config.tensor_parallel = std::make_shared<TensorParallelRanks>(2, 0, false);
   const auto model = make(config);
-  EXPECT_THAT(message_of([&] { (*model)(batch_of_rank(*model, batch_of(0), testing::device_of_tests())); }),
+  EXPECT_THAT(message_of([&] {
+                testing::result_of(*model, testing::rows_on(*model, batch_of(0), testing::device_of_tests()));
+              }),
               ::testing::HasSubstr("shard the model by FSDP2Mixin::fully_shard first"));
   EXPECT_THAT(message_of([&] { config.tensor_parallel->set_group(nullptr); }),
               ::testing::HasSubstr("give ShardingRequest::tensor_parallel_group"));

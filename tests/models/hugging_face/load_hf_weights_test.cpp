@@ -15,6 +15,7 @@
 #include "models/model_config.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/checkpoint/files/temporary_folder.h"
+#include "tests/support/model_results.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
 
@@ -62,10 +63,8 @@ struct Saved {
 TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
   Saved saved;
   const auto tokens = at::randint(0, 61, {2, 7}, at::kLong);
-  const auto logits =
-      saved.model({.tokens = tokens, .position_ids = {}, .labels = {}, .extra = {}});
-  const auto loss =
-      saved.model({.tokens = tokens, .position_ids = {}, .labels = tokens, .extra = {}});
+  const auto logits = testing::result_of(saved.model, testing::tokens_and_labels(tokens));
+  const auto loss = testing::result_of(saved.model, testing::tokens_and_labels(tokens, tokens));
   loss.sum().backward();
   std::map<std::string, at::Tensor> whole;
   for (const auto& item : saved.model.named_parameters()) whole[item.key()] = item.value().grad();
@@ -75,12 +74,12 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
     EXPECT_TRUE(is_fsdp_module(*model.named_modules("", /*include_self=*/false)["model.layers.1"]));
     load_hf_weights(model, saved.folder.path());
     const auto here = tokens.to(device_of_tests());
-    Batch input{.tokens = here};
+    Batch input = testing::tokens_and_labels(here);
     // Sharded, q, k and v are one product, and so are gate and up: sums in another order.
-    EXPECT_LE((model(input) - logits.to(here.device())).abs().max().item<double>(),
+    EXPECT_LE((testing::result_of(model, input) - logits.to(here.device())).abs().max().item<double>(),
               2e-6 * logits.abs().max().item<double>());
-    input.labels = here;
-    model(input).sum().backward();
+    input.set(kLabels, here);
+    testing::result_of(model, input).sum().backward();
     for (const auto& item : model.named_parameters()) {
       const auto view = sharded_view(item.value());
       if (view.local.size(0) == 0) continue;

@@ -16,6 +16,7 @@
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/message_of.h"
+#include "tests/support/model_results.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/seeded_init.h"
 #include "tests/support/simulated_device.h"
@@ -87,18 +88,18 @@ Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config
                                     .activations = plan});
   }
   Batch input;
-  input.tokens = sharded ? tokens_of(world->rank(), 1) : tokens_of(0, ranks);
-  double scale = 1.0 / static_cast<double>(input.tokens.numel());
+  input.set(kTokens, sharded ? tokens_of(world->rank(), 1) : tokens_of(0, ranks));
+  double scale = 1.0 / static_cast<double>(input.tokens().numel());
   if (length > 0) {
     scale = (sharded ? world->size() : 1) / static_cast<double>(length);
-    input.tokens = (at::arange(length, at::kLong) * 7).remainder(40).view({1, length});
+    input.set(kTokens, (at::arange(length, at::kLong) * 7).remainder(40).view({1, length}));
     if (sharded) input.sequence = {world, length};
-    input.tokens = input.sequence.rows_of(input.tokens, 1);
+    input.set(kTokens, input.sequence.rows_of(input.tokens(), 1));
   }
-  input.labels = (input.tokens + 1).remainder(40);
+  input.set(kLabels, (input.tokens() + 1).remainder(40));
   Trained trained;
   for (int step = 0; step < 2; ++step) {
-    auto loss = (*model)(input).sum() * scale;
+    auto loss = testing::result_of(*model, input).sum() * scale;
     loss.backward();
     auto shared = loss.detach().to(at::kDouble);
     if (sharded) world->all_reduce(shared, ReduceOp::kSum).wait();
@@ -286,9 +287,9 @@ TEST(Moe, RanksThatShareAnExpert) {
 TEST(Moe, ExpertsWithoutRowsHaveGradientsOfZeros) {
   const auto model = make_moe();
   Batch input;
-  input.tokens = tokens_of(0, 1);
-  input.labels = input.tokens;
-  (*model)(input).sum().backward();
+  input.set(kTokens, tokens_of(0, 1));
+  input.set(kLabels, input.tokens());
+  testing::result_of(*model, input).sum().backward();
   int64_t without = 0;
   for (const auto& item : model->named_parameters()) {
     ASSERT_TRUE(item.value().grad().defined()) << item.key();

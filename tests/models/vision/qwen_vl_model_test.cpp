@@ -13,10 +13,10 @@
 #include <map>
 
 #include "framework/modules/freeze.h"
-#include "framework/training/sequence_group.h"
 #include "models/vision/mrope_positions.h"
 #include "tests/models/vision/small_vl.h"
 #include "tests/support/default_device.h"
+#include "tests/support/model_results.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
 
@@ -35,18 +35,19 @@ Batch picture_and_text() {
   Batch input;
   auto generator = at::detail::createCPUGenerator(5);
   const auto whole_numbers = at::TensorOptions(at::kLong).device(at::kCPU);
-  input.tokens = at::randint(0, 50, {2, 9}, generator, whole_numbers);
-  input.labels = at::randint(0, 60, {2, 9}, generator, whole_numbers);
-  input.tokens[0].narrow(0, 2, 3).fill_(kImage);
-  input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{6}, int64_t{2}}, whole_numbers).view({1, 3});
-  input.extra["pixel_values"] =
-      at::randn({12, 3 * 2 * 2 * 2}, generator, at::TensorOptions(at::kFloat).device(at::kCPU));
+  input.set(kTokens, at::randint(0, 50, {2, 9}, generator, whole_numbers));
+  input.set(kLabels, at::randint(0, 60, {2, 9}, generator, whole_numbers));
+  input.tokens()[0].narrow(0, 2, 3).fill_(kImage);
+  input.set("image_grid_thw", at::tensor({int64_t{1}, int64_t{6}, int64_t{2}}, whole_numbers).view({1, 3}),
+            Axis::kItem);
+  const auto pixels = at::TensorOptions(at::kFloat).device(at::kCPU);
+  input.set("pixel_values", at::randn({12, 3 * 2 * 2 * 2}, generator, pixels), Axis::kItem);
   return input;
 }
 
 /// The input comes to the device as a program brings it there.
 at::Tensor run(QwenVlModel& model, const Batch& on_host) {
-  return model(batch_of_rank(model, on_host, testing::device_of_tests()));
+  return testing::result_of(model, testing::rows_on(model, on_host, testing::device_of_tests()));
 }
 
 using Gradients = std::map<std::string, at::Tensor>;
@@ -87,8 +88,8 @@ TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
       if (*frozen != 0) freeze_parameters(*model, {frozen});
       model->fully_shard({.process_group = world});
       Batch own = world->rank() == 0 ? all : Batch{};
-      own.tokens = all.tokens.narrow(0, world->rank(), 1);
-      own.labels = all.labels.narrow(0, world->rank(), 1);
+      own.set(kTokens, all.tokens().narrow(0, world->rank(), 1));
+      own.set(kLabels, all.labels().narrow(0, world->rank(), 1));
       const auto loss = run(*model, own);
       const auto expected = losses.narrow(0, world->rank(), 1).to(loss.device());
       EXPECT_LT((loss - expected).abs().max().item<double>(), 2e-6);
@@ -113,11 +114,11 @@ TEST_P(QwenVlFamilies, TheHostWaitsForNoGpu) {
 Batch packed_row(const Batch& rows) {
   const testing::MadeOnTheHost on_host;
   Batch row;
-  row.tokens = at::cat({rows.tokens.view({1, 18}), rows.tokens.narrow(0, 0, 1)}, 1);
-  row.labels = at::cat({rows.labels.view({1, 18}), rows.labels.narrow(0, 0, 1)}, 1);
-  row.document_lengths = at::full({3}, 9, row.tokens.options());
-  row.position_ids = at::arange(9, row.tokens.options()).repeat({3}).view({1, 27});
-  for (const auto* name : {"image_grid_thw", "pixel_values"}) row.extra[name] = rows.extra.at(name).repeat({2, 1});
+  for (const char* name : {kTokens, kLabels})
+    row.set(name, at::cat({rows.at(name).view({1, 18}), rows.at(name).narrow(0, 0, 1)}, 1));
+  row.document_lengths = at::full({3}, 9, row.tokens().options());
+  row.set(kPositionIds, at::arange(9, row.tokens().options()).repeat({3}).view({1, 27}));
+  for (const auto* name : {"image_grid_thw", "pixel_values"}) row.set(name, rows.at(name).repeat({2, 1}), Axis::kItem);
   return row;
 }
 
@@ -132,9 +133,8 @@ TEST_P(QwenVlFamilies, PackedConversationsTrainAsRowsOfTheirOwn) {
   EXPECT_LE((apart[0] - together[2]).abs().max().item<double>(), 2e-6);
   ((apart.sum() + apart[0].sum()) / 27).backward();
   expect_rows_of(*packed, gradients_of(*alone));
-  auto row = packed_row(rows);
-  packed->prepare(row);
-  const auto positions = row.position_ids.view({3, 3, 9});
+  const Batch row = packed->prepared(packed_row(rows));
+  const auto positions = row.position_ids().view({3, 3, 9});
   EXPECT_TRUE(positions.select(1, 0).equal(positions.select(1, 2))) << "rotation tells only their differences";
 }
 
@@ -203,24 +203,23 @@ TEST(QwenVlModel, WrongPicturesAreAnError) {
   const auto refuses = [&](const std::string& message, const std::function<void(Batch&)>& spoil) {
     auto input = picture_and_text();
     spoil(input);
-    EXPECT_THAT([&] { (*model)(input); }, ThrowsMessage<c10::Error>(HasSubstr(message)));
+    EXPECT_THAT([&] { testing::result_of(*model, input); }, ThrowsMessage<c10::Error>(HasSubstr(message)));
   };
   refuses("image 0 of image_grid_thw has 3 features, but only 2 tokens 50 stand for it in row 0 at 2",
-          [](Batch& input) { input.tokens[0][4] = 1; });
+          [](Batch& input) { input.tokens()[0][4] = 1; });
   refuses("row 0 has a place for a further image (token 50) at 5, but image_grid_thw describes no more",
-          [](Batch& input) { input.tokens[0][5] = kImage; });
+          [](Batch& input) { input.tokens()[0][5] = kImage; });
   refuses("image_grid_thw describes 1 image parts, but the tokens have places (50) for 0",
-          [](Batch& input) { input.tokens.fill_(1); });
+          [](Batch& input) { input.tokens().fill_(1); });
   refuses("image_grid_thw[0] is [1, 4, 3]: all must be positive, and rows and columns of patches "
           "multiples of the model's merge size 2",
           [](Batch& input) {
-            input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{4}, int64_t{3}}).view({1, 3});
+            input.set("image_grid_thw", at::tensor({int64_t{1}, int64_t{4}, int64_t{3}}).view({1, 3}), Axis::kItem);
           });
   refuses("pixel_values [12, 24] must be [16, 24]", [](Batch& input) {
-    input.extra["image_grid_thw"] = at::tensor({int64_t{1}, int64_t{8}, int64_t{2}}).view({1, 3});
+    input.set("image_grid_thw", at::tensor({int64_t{1}, int64_t{8}, int64_t{2}}).view({1, 3}), Axis::kItem);
   });
-  refuses("the input has pixel_values without image_grid_thw",
-          [](Batch& input) { input.extra.erase("image_grid_thw"); });
+  refuses("the input has pixel_values without image_grid_thw", [](Batch& input) { input.take("image_grid_thw"); });
 }
 
 TEST(VisionPlan, SegmentsOfALengthLieTogether) {
