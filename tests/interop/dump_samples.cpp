@@ -83,10 +83,10 @@ void dump_batch(const SampleDataset& dataset, int64_t index, const json& item, O
                              .reset_position_ids = item.at("reset_position_ids"),
                              .reset_attention_mask = item.at("reset_attention_mask")};
   megashard::Batch batch = dataset.collate({index}, options);
-  if (!batch.position_ids.defined())
-    batch.position_ids = at::arange(batch.tokens.size(1), at::kLong).expand_as(batch.tokens);
-  for (const at::Tensor& tensor :
-       {batch.tokens, batch.labels, batch.loss_mask, batch.position_ids, hidden_by(batch.document_lengths)}) {
+  if (!batch.position_ids().defined())
+    batch.set(megashard::kPositionIds, at::arange(batch.tokens().size(1), at::kLong).expand_as(batch.tokens()));
+  for (const at::Tensor& tensor : {batch.tokens(), batch.labels(), batch.at(megashard::kLossMask), batch.position_ids(),
+                                   hidden_by(batch.document_lengths)}) {
     if (tensor.defined()) {
       const at::Tensor values = tensor.to(at::kLong).contiguous();
       out.put(values.const_data_ptr<int64_t>(), static_cast<size_t>(values.numel()));
@@ -97,8 +97,8 @@ void dump_batch(const SampleDataset& dataset, int64_t index, const json& item, O
 void dump_tokens(const SampleDataset& dataset, int64_t index, int64_t length, Output& out) {
   const BatchOptions options{.seq_length = length, .vocab_size = std::numeric_limits<int64_t>::max()};
   const megashard::Batch batch = dataset.collate({index}, options);
-  out.put(batch.tokens.const_data_ptr<int64_t>(), static_cast<size_t>(length));
-  out.put(batch.labels.const_data_ptr<int64_t>()[length - 1]);
+  out.put(batch.tokens().const_data_ptr<int64_t>(), static_cast<size_t>(length));
+  out.put(batch.labels().const_data_ptr<int64_t>()[length - 1]);
 }
 
 // Per split: the number of samples (-1: no such split), then the tokens of the first `limit`.

@@ -57,23 +57,26 @@ void run(const std::string& dir, const megashard::DiagnosticSink& sink) {
 
   const megashard::SafetensorsFile file(dir + "/input.bin");
   megashard::Batch input;
-  input.tokens = file.tensor("tokens");
-  if (file.contains("position_ids")) input.position_ids = file.tensor("position_ids");
-  if (file.contains("token_mask")) input.token_mask = file.tensor("token_mask");
+  input.set(megashard::kTokens, file.tensor("tokens"));
+  if (file.contains("position_ids")) input.set(megashard::kPositionIds, file.tensor("position_ids"));
+  if (file.contains("token_mask")) input.set(megashard::kTokenMask, file.tensor("token_mask"));
   const auto masked = [&](const at::Tensor& x) {
-    const auto& mask = input.token_mask;
+    const auto mask = input.token_mask();
     return mask.defined() ? x * mask : x;
   };
   for (const auto& info : file.tensors()) {
-    if (info.name.starts_with("extra.")) input.extra[info.name.substr(6)] = file.tensor(info.name);
+    if (info.name.starts_with("extra.")) input.set(info.name.substr(6), file.tensor(info.name), megashard::Axis::kItem);
   }
   Entries outputs;
   {
     const at::NoGradGuard no_grad;
-    outputs.emplace_back("logits", (*model)(input).contiguous());
+    outputs.emplace_back("logits", (*model)(input).logits.contiguous());
   }
-  input.labels = file.tensor("labels");
-  const auto loss = masked((*model)(input));
+  input.set(megashard::kLabels, file.tensor("labels"));
+  const megashard::ModelOutput output = (*model)(input);
+  at::Tensor each = output.token_losses;
+  for (const megashard::AuxTerm& term : output.aux) each = each + term.value;  // as transformers' mean loss has it
+  const auto loss = masked(each);
   loss.mean().backward();
   outputs.emplace_back("loss", loss.detach());
   for (const auto& item : model->named_parameters()) {

@@ -25,13 +25,14 @@
 #include "framework/data/data_loader.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/model_registry.h"
+#include "framework/objectives/objectives.h"
 #include "framework/training/optimizer.h"
 #include "framework/training/parallel_groups.h"
+#include "framework/training/train_step.h"
 #include "models/float8/float8_layers.h"
 #include "models/hugging_face/load_hf_weights.h"
 #include "models/register_models.h"
 #include "parallel/collectives/fake_process_group.h"
-#include "parallel/copies/on_device.h"
 #include "parallel/device/buffer_pool.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/fsdp/grad_scaler.h"
@@ -111,9 +112,8 @@ std::shared_ptr<MultiModalModule> make_model(const json& job, const Arguments& a
   auto model = registry.create(arguments);
   if (job.contains("fp8")) {
     const auto& fp8 = job.at("fp8");
-    use_float8(*model,
-               {.recipe = fp8.at("recipe") == "mxfp8" ? Float8Recipe::kMxfp8 : Float8Recipe::kTensorwise,
-                .gradient_format = fp8.at("gradients") == "e5m2" ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn});
+    use_float8(*model, {.recipe = fp8.at("recipe") == "mxfp8" ? Float8Recipe::kMxfp8 : Float8Recipe::kTensorwise,
+                        .gradient_format = fp8.at("gradients") == "e5m2" ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn});
   }
   return model;
 }
@@ -130,11 +130,10 @@ std::vector<torch::nn::Module*> layers_of(const MultiModalModule& model) {
 void shard_by_file(MultiModalModule& model, const json& job, const ParallelGroups& groups) {
   const auto config =
       parse_fsdp2_config(job.at("fsdp2_config"), "the job", Strictness::kStrict, [](Severity, const std::string&) {});
-  dynamic_cast<FSDP2Mixin&>(model).fully_shard(
-      {.process_group = groups.sharding,
-       .tensor_parallel_group = groups.tensor_parallel,
-       .config = config,
-       .strictness = Strictness::kStrict});
+  dynamic_cast<FSDP2Mixin&>(model).fully_shard({.process_group = groups.sharding,
+                                                .tensor_parallel_group = groups.tensor_parallel,
+                                                .config = config,
+                                                .strictness = Strictness::kStrict});
 }
 
 void shard(MultiModalModule& model, const json& job, DeviceMeshPtr mesh) {
@@ -168,44 +167,17 @@ SequenceShard sequence_ranks(const json& job, const ProcessGroupPtr& sharding) {
 }
 
 /// `loss_scale` of the job.
-class Scaling {
- public:
-  Scaling(const json& job, c10::Device device, int64_t steps) {
+struct Scaling {
+  Scaling(const json& job, c10::Device device) {
     if (job.value("loss_scale", json()).is_null()) return;
     const auto& given = job.at("loss_scale");
-    overflows_ = given.at("overflows").get<std::set<int64_t>>();
-    scaler_.emplace(GradScaler::Options{.initial_scale = given.at("initial"), .growth_interval = given.at("window")},
-                    device);
-    scales_ = at::empty({steps}, at::kDouble);
-    shards_ = job.at("mesh").back();
+    overflows = given.at("overflows").get<std::set<int64_t>>();
+    scaler.emplace(GradScaler::Options{.initial_scale = given.at("initial"), .growth_interval = given.at("window")},
+                   device);
   }
 
-  void backward(const at::Tensor& loss, int64_t step, const NamedTensors& parameters, const ProcessGroup& world) {
-    (scaler_ ? scaler_->scale(loss) : loss).backward();
-    if (overflows_.contains(step) && world.rank() % shards_ == shards_ - 1)
-      parameters.front().second.mutable_grad().fill_(std::numeric_limits<double>::infinity());
-  }
-  /// As TrainStep does it; the norm, 1 where it is no number.
-  at::Tensor step(Optimizer& optimizer, double clip, int64_t step) {
-    if (!scaler_) {
-      const at::Tensor norm = optimizer.clip_grad_norm(clip);
-      optimizer.step();
-      return norm;
-    }
-    const at::Tensor norm = optimizer.clip_grad_norm(clip, scaler_->scale_tensor());
-    const at::Tensor skip = norm.isfinite().logical_not().to(at::kFloat);
-    optimizer.step(skip);
-    scaler_->update(skip);
-    scales_[step] = scaler_->scale();
-    return at::where(norm.isfinite(), norm, 1);
-  }
-  const at::Tensor& scales() const { return scales_; }
-
- private:
-  std::set<int64_t> overflows_;
-  int shards_ = 1;
-  std::optional<GradScaler> scaler_;
-  at::Tensor scales_;
+  std::set<int64_t> overflows;  // steps in which the last shard of the first gradient is infinite
+  std::optional<GradScaler> scaler;
 };
 
 /// Rows of `batches`, or as many conversations a step.
@@ -231,9 +203,11 @@ class JobData {
     if (!conversations_) {
       const at::Tensor whole = batches_[step].narrow(0, first, count);
       const int64_t length = whole.size(1) - 1;
-      return {.tokens = whole.narrow(1, 0, length),
-              .labels = whole.narrow(1, 1, length),
-              .loss_mask = at::ones({count, length})};
+      Batch batch;
+      batch.set(kTokens, whole.narrow(1, 0, length));
+      batch.set(kLabels, whole.narrow(1, 1, length));
+      batch.set(kLossMask, at::ones({count, length}), Axis::kToken, /*is_input=*/false);
+      return batch;
     }
     std::vector<int64_t> indices(static_cast<size_t>(count));
     std::iota(indices.begin(), indices.end(), step * rows_ + first);
@@ -245,19 +219,6 @@ class JobData {
   int64_t rows_ = 0;
   std::unique_ptr<ConversationDataset> conversations_;
 };
-
-/// This rank's rows of the sequences, as TrainStep takes them.
-Batch input_of(MultiModalModule& model, const Batch& batch, const SequenceShard& shard) {
-  Batch input;
-  input.tokens = batch.tokens;
-  input.extra = batch.extra;
-  input.sequence = shard;
-  model.prepare(input);
-  input.tokens = shard.rows_of(input.tokens, 1).contiguous();
-  input.labels = shard.rows_of(batch.labels, 1).contiguous();
-  input.position_ids = shard.rows_of(input.position_ids, -1);
-  return input;
-}
 
 /// What this rank's tensors take, where the job asks for it.
 class StepMemory {
@@ -310,25 +271,31 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
   const int64_t rows = data.rows() * sharing / sharding->size();
   const int64_t steps = job.at("steps");
   at::Tensor losses = at::empty({steps}, at::kDouble), norms = at::empty({steps}, at::kDouble);
-  Scaling scaling(job, parameters.front().second.device(), steps);
+  at::Tensor scales = at::empty({steps}, at::kDouble);
+  Scaling scaling(job, parameters.front().second.device());
+  const auto objective = make_objective(kNextToken, {});
+  TrainStep trained(*model, *objective, *optimizer, sharding, sharding->device(),
+                    {.clip_grad = job.at("clip"),
+                     .calculate_per_token_loss = true,
+                     .scaler = scaling.scaler ? &*scaling.scaler : nullptr,
+                     .sequence = sequence});
   for (int64_t step = 0; step < steps; ++step) {
-    const Batch batch = data.read(step, sharding->rank() / sharing * rows, rows);
-    const SequenceShard shard = sequence.with_length(batch.tokens.size(1));
-    const double tokens = data.read(step, 0, data.rows()).loss_mask.sum(at::kDouble).item<double>();
-    const at::Tensor each = (*model)(input_of(*model, batch, shard));
-    const at::Tensor mask = on_device(shard.rows_of(batch.loss_mask, 1), each.device());
-    const at::Tensor loss = (each * mask).sum() * (sharding->size() / tokens);
-    scaling.backward(loss, step, parameters, *world);
+    const at::Tensor sums = trained.backward({data.read(step, sharding->rank() / sharing * rows, rows)});
+    if (scaling.overflows.contains(step) && world->rank() % shape.back() == shape.back() - 1)
+      parameters.front().second.mutable_grad().fill_(std::numeric_limits<double>::infinity());
     for (const auto& [name, parameter] : parameters) {
       if (!parameter.grad().defined()) continue;  // never on the way from tokens to logits
       results.saw_dtype("gradient", parameter.grad().scalar_type());
       if (step == 0 && !memory.counts()) results.put_piece("grad." + name, sharded_view(parameter), parameter.grad());
     }
-    norms[step] = scaling.step(*optimizer, job.at("clip"), step);
+    const DeviceStats stats = trained.clip(sums);
+    trained.update();
     optimizer->zero_grad();
-    at::Tensor mean = loss.detach().to(at::kDouble);
-    world->all_reduce(mean, ReduceOp::kSum).wait();
-    losses[step] = mean / world->size();
+    norms[step] = at::where(stats.grad_norm.isfinite(), stats.grad_norm, 1);
+    scales[step] = stats.loss_scale;
+    at::Tensor all = stats.sums.clone();
+    world->all_reduce(all, ReduceOp::kSum).wait();
+    losses[step] = all[0] / all[1];
     if (memory.counts()) memory.end_step();
   }
   for (const auto& [name, parameter] : parameters) {
@@ -355,7 +322,7 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
     results.put("gathered_bytes_a_step", at::scalar_tensor(gathered_bytes / steps, at::kLong));
     results.put("loss", losses);
     results.put("grad_norm", norms);
-    if (scaling.scales().defined()) results.put("loss_scale", scaling.scales());
+    if (scaling.scaler) results.put("loss_scale", scales);
     if (memory.counts()) memory.put_into(results);
   }
 }
