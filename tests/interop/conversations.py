@@ -1,8 +1,19 @@
-"""Training on a set of conversations, here and by PyTorch."""
+"""Sets of conversations, and training on them, here and by PyTorch."""
 
 import torch
+from safetensors.torch import save_file
 
 from megashard import losses, pretrain
+
+
+def write_conversation_set(prefix, conversations, masks, **columns):
+    """PREFIX.vision.safetensors of texts: the tokens and the loss mask of each; columns: a value of every token."""
+    joined = lambda each, dtype: torch.cat([torch.as_tensor(part).to(dtype) for part in each])
+    save_file({"tokens": joined(conversations, torch.int32), "loss_mask": joined(masks, torch.uint8),
+               "sample_ends": torch.tensor([len(each) for each in conversations]).cumsum(0),
+               "image_ends": torch.zeros(len(conversations), dtype=torch.int64),
+               "image_grid_thw": torch.zeros(0, 3, dtype=torch.int64), "pixel_values": torch.zeros(0, 1),
+               **{f"column.{name}": values for name, values in columns.items()}}, f"{prefix}.vision.safetensors")
 
 
 def losses_by_pytorch(model, samples):

@@ -8,10 +8,11 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from transformers import MinistralConfig, MinistralForCausalLM
+from transformers import MinistralConfig, MinistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import megashard
 from megashard import BUILD, ROOT, environment, losses
+from conversations import write_conversation_set
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 # `FILE`, behind `TEXT`:     and the code in a block below it
@@ -70,6 +71,12 @@ def test_every_block_of_the_page_says_where_it_goes():
     assert len(EDITS) == PAGE.count("\n```") // 2 > 10
 
 
+def test_a_loss_takes_one_file_beside_its_own():
+    section = PAGE.split("\n## A loss\n")[1].split("\n## ")[0]
+    edits = [match.groupdict() for match in EDIT.finditer(section)]
+    assert len({edit["file"] for edit in edits if edit["where"]}) <= 1 == len([each for each in edits if not each["where"]])
+
+
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
     """The build folder of the program with all recipes in it."""
@@ -111,6 +118,33 @@ def test_the_recipes_work_together(libraries, folder):
     alone, _ = pretrain()
     # Where the momentum of an element is about 0, its sign may be another one.
     assert losses(alone) == pytest.approx(losses(steps), rel=1e-2)
+
+
+def test_the_loss_is_simpos(libraries, folder):
+    """Of two steps without a change, on two ranks."""
+    torch.manual_seed(6)
+    model = Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=30, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, head_dim=8,
+        num_key_value_heads=2, initializer_range=0.3)).eval()
+    model.save_pretrained(folder / "model")
+    tokens, lengths = torch.randint(0, 30, (8, 9)), [9, 7, 5, 9, 6, 6, 8, 4]
+    masks = [torch.arange(length) > 2 for length in lengths]
+    write_conversation_set(folder / "pairs", [row[:length] for row, length in zip(tokens, lengths)], masks)
+    with torch.no_grad():
+        rewards = []
+        for row, length, mask in zip(tokens, lengths, masks):
+            log_probs = model(row[None, :length - 1]).logits[0].log_softmax(-1)
+            of_labels = log_probs.gather(1, row[1:length, None])[:, 0]
+            rewards.append(of_labels[mask[1:]].mean())
+    wanted = [-torch.nn.functional.logsigmoid(1.5 * (chosen - rejected) - 0.5).item()
+              for chosen, rejected in zip(rewards[::2], rewards[1::2])]
+    steps, out = megashard.pretrain(
+        folder, "--hf-model", folder / "model", "--data-path", folder / "pairs", "--objective", "simpo",
+        "--simpo-beta", 1.5, "--simpo-margin", 0.5, ranks=2, env=libraries,
+        defaults="--split 1,0,0 --no-shuffle-conversations --seq-length 16 --micro-batch-size 2 --global-batch-size 4 "
+                 "--train-iters 2 --lr 0 --min-lr 0 --tokenizer-type NullTokenizer --vocab-size 29 " + megashard.RUN)
+    assert losses(steps) == pytest.approx([sum(wanted[:2]) / 2, sum(wanted[2:]) / 2], abs=1e-6)
+    assert " simpo loss: " in out
 
 
 @torch.no_grad()

@@ -252,4 +252,5 @@ def test_conversations_with_pictures(tmp_path, family, flags):
     config = json.loads((tmp_path / "config.json").read_text())
     config["text_config"]["output_router_logits"] = True
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "output_router_logits in config.json" in infer(tmp_path, *given, "--log-probs", "log_probs.npy", expect=2)
+    infer(tmp_path, *given, *BOTH)
+    check(wanted)  # the routers' loss is no part of a token's
