@@ -3,21 +3,19 @@
 from fault import Fault, Tests, without
 
 ACTIVATIONS = Tests("framework", "ActivationOffload.*")
-STATES = Tests("framework", "StateOffload.StatesComeBack*:StateOffload.UseOf*")
 ADDED = Tests("parallel", "OffloadedGradients.*")
 SAVES = Tests("checkpoint", "AsyncSaver.Alone*:ShardSnapshot.*")
 TRAINER = Tests("framework", "Trainer.*")
 
 STORAGE = "framework/recompute/offloaded_storage.cpp"
 ACTIVATION = "framework/recompute/activation_offload.cpp"
-STATE = "framework/training/state_offload.cpp"
 PARAM = "parallel/fsdp/detail/fsdp_param.cpp"
 CONTEXT = "parallel/fsdp/detail/fsdp_context.cpp"
 GROUP = "parallel/fsdp/detail/fsdp_param_group.cpp"
 REDUCE = "parallel/fsdp/detail/fsdp_param_group.cpp"
 SNAPSHOT = "checkpoint/steps/shard_snapshot.cpp"
 SAVER = "checkpoint/steps/async_saver.cpp"
-NUMBERS = "framework/training/step_numbers.cpp"
+NUMBERS = "framework/training/step_stats.cpp"
 
 FAULTS = [
     without("an activation leaves before it is computed", STORAGE,
@@ -42,13 +40,6 @@ FAULTS = [
           "if (last) device_.reset();\n  if (PLANTED) host_ = at::Tensor();", (ACTIVATIONS,)),
     Fault("activations stay on the device", ACTIVATION, "storage.let_go(); });",
             "if (!PLANTED) storage.let_go(); });", (ACTIVATIONS,)),
-
-    without("states leave after their memory was given back", STATE,
-            "if (copies) wait_for_current_stream(options_.device);", STATES),
-    without("states are used before they have come back", STATE,
-            "if (!options_.device.is_cpu()) wait_for_current_stream(options_.device);", STATES),
-    without("the device's cached memory is kept", STATE,
-            "if (copies) c10::getDeviceAllocator(options_.device.type())->emptyCache();", STATES),
 
     Fault("the host adds to a gradient that is on its way", PARAM, "/*non_blocking=*/pinned && !adds);",
           "/*non_blocking=*/pinned && (PLANTED || !adds));", (ADDED,)),

@@ -36,8 +36,8 @@ REASONS = {
     ("framework/training/unit_planner.cpp", "group->reduce_scatter_into(part"): AT_ONCE,
     ("framework/training/unit_planner.cpp", "world_->all_reduce("): AT_ONCE,
     ("framework/training/step_timers.cpp", "group_->all_gather_into(all"): AT_ONCE,
-    ("framework/training/train_step.cpp", "group_->all_reduce(tokens"): AT_ONCE,
-    ("framework/training/step_numbers.cpp", "group_->all_gather_into(all"): AT_ONCE,
+    ("framework/training/train_step.cpp", "group_->all_reduce(terms"): AT_ONCE,
+    ("framework/training/step_stats.cpp", "group_->all_gather_into(all"): AT_ONCE,
     ("parallel/tensor_parallel/tensor_parallel_regions.cpp", "group.all_gather_into("): AT_ONCE,
     ("parallel/tensor_parallel/tensor_parallel_regions.cpp", "group.reduce_scatter_into("): AT_ONCE,
     ("models/kernels/cross_entropy.cpp", "ranks.all_gather_into("): AT_ONCE,
@@ -52,6 +52,4 @@ REASONS = {
     ("parallel/sequence_parallel/ring_attention.cpp", "const StreamScope scope(ring.stream)"): OVERLAP,
     ("framework/recompute/offloaded_storage.cpp", "const StreamScope scope(streams_.out)"): OVERLAP,
     ("framework/recompute/offloaded_storage.cpp", "const StreamScope scope(streams_.back)"): OVERLAP,
-    ("framework/training/state_offload.cpp", "StreamEvent::record(current_stream(device)).synchronize()"):
-        "the body of wait_for_current_stream",
 }
