@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "framework/diagnostics.h"
 #include "framework/training/replicated_gradients.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -27,6 +28,11 @@ void TrainStep::empty_unused_memory(int64_t from_level) {
 }
 
 Batch TrainStep::on_device(Batch batch) const {
+  if (metric_names_.empty()) {
+    for (const std::string& name : objective_.columns())
+      require(batch.find(name).defined(),
+              "the data have no column \"" + name + "\", which --objective needs (docs/objectives.md).");
+  }
   batch.sequence = options_.sequence.with_length(batch.tokens().size(1));
   return to_device(model_.prepared(std::move(batch)), device_);
 }
@@ -55,7 +61,8 @@ std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const at::Tensor
     if (is_weighted) whole.set(kLossWeights, weights * factor, Axis::kToken, /*is_input=*/false);
     const Batch mine = rows_of_rank(std::move(whole));
     const ModelOutput output = model_(mine);
-    TORCH_CHECK(output.token_losses.defined(), model_.class_name(), " returned no token_losses for a batch with labels");
+    TORCH_CHECK(output.token_losses.defined(), model_.class_name(),
+                " returned no token_losses for a batch with labels");
     Loss loss = objective_(is_weighted ? output.token_losses.detach() : output.token_losses, mine);
     metrics = std::move(loss.metrics);
     at::Tensor share;  // of the aux terms: the sum of the weights of this rank's terms

@@ -55,7 +55,8 @@ class TrainStep {
 
  private:
   void empty_unused_memory(int64_t from_level);
-  /// The batch on the device, prepared, with whole sequences.
+  /// The batch on the device, prepared, with whole sequences. Throws for the first one if it lacks a column that the
+  /// objective needs.
   Batch on_device(Batch batch) const;
   /// 1 / (what the losses of all micro batches are averaged over), where that is one number for the step; else
   /// undefined.

@@ -129,7 +129,7 @@ def test_pairs_stay_together(folder, data):
     (["--micro-batch-size", "3", "--global-batch-size", "6"], "give --micro-batch-size a multiple of it"),
     (["--neat-packing"], "without --neat-packing"),
     (["--data-path", "{folder}/documents"], "give one set of conversations"),
-    (["--data-path", "{folder}/bare"], 'has no column "ref_log_probs"'),
+    (["--data-path", "{folder}/bare"], 'have no column "ref_log_probs"'),
     (["--dpo-beta", "-1"], "--dpo-beta"),
     (["--objective", "ppo"], "--objective"),
 ])
