@@ -84,7 +84,7 @@ std::string Trainer::find_in_gradients() {
   return "";
 }
 
-void Trainer::refuse_number(const std::string& what, NotFinite which, const std::string& remedy) {
+void Trainer::fail_on_nonfinite(const std::string& what, NotFinite which, const std::string& remedy) {
   const std::string weights = has_stepped_ || weights_from_.empty() ? "" : weights_without_numbers(model_, group_);
   TORCH_CHECK(weights.empty(), what, ": of the weights loaded from ", weights_from_, ", ", weights,
               "; training cannot mend them: take other files, or convert these again");

@@ -314,7 +314,7 @@ void Trainer::run_step() {
   arguments_.consumed_train_samples += microbatches_->global_batch_size();
   if (!scaler_) schedule_.advance(microbatches_->global_batch_size());
   has_stepped_ = true;
-  if (profile_) tell_profile(profile_->end_step(state_.iteration));
+  if (profile_) log_profile(profile_->end_step(state_.iteration));
   last_seconds_ = seconds_between(begin, Clock::now());
 }
 
@@ -328,7 +328,7 @@ std::optional<double> Trainer::evaluate_if_due() {
 
 void Trainer::save(std::optional<double> best_loss) {
   if (scaler_ && !stats_.empty()) read_steps();  // the schedule is saved
-  let_last_rank_print();
+  flush_last_rank_log();
   {
     const TimedPart timed(timers_.get(), StepPart::kSave);
     enter_phase("save of step", state_.iteration);
@@ -339,7 +339,7 @@ void Trainer::save(std::optional<double> best_loss) {
 
 TrainingEnd Trainer::interrupted() {
   saver_.finish();
-  let_last_rank_print();
+  flush_last_rank_log();
   callbacks_.print_on_first_rank(interruption_line({.iteration = state_.iteration,
                                                     .train_iters = train_iters_,
                                                     .in_evaluation = in_evaluation_,
@@ -356,14 +356,14 @@ TrainingEnd Trainer::end_of(TrainingEnd how) {
   return how;
 }
 
-void Trainer::tell_profile(const std::string& path) {
+void Trainer::log_profile(const std::string& path) {
   if (path.empty()) return;
   if (events_) events_->profile(path, state_.iteration);
   callbacks_.print_on_first_rank(c10::str("wrote a profile that ends with iteration ", state_.iteration, " to ", path));
 }
 
 void Trainer::finish_training() {
-  let_last_rank_print();
+  flush_last_rank_log();
   callbacks_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
   if (arguments_.save && !arguments_.skip_train && !saver_.is_saved()) save();
   const std::string where = "iteration " + std::to_string(state_.iteration);
@@ -392,7 +392,7 @@ TrainingEnd Trainer::train() {
     if (arguments_.save && (due || exits || is_best)) save(is_best ? told.validation_loss : std::nullopt);
     if (steps_to_come() && !exits && stop_ == StopRequest::kNone) saver_.check_limit();
   }
-  if (profile_) tell_profile(profile_->finish());
+  if (profile_) log_profile(profile_->finish());
   if (!exits && stop_ == StopRequest::kNone) finish_training();
   if (stop_ == StopRequest::kInterrupt) return interrupted();
   saver_.finish();
@@ -400,7 +400,7 @@ TrainingEnd Trainer::train() {
   if (arguments_.save && arguments_.async_save && saver_.failed_in_a_row() > 0) save();
   saver_.finish();
   if (!exits && stop_ == StopRequest::kNone) return end_of(TrainingEnd::kDone);
-  let_last_rank_print();
+  flush_last_rank_log();
   callbacks_.print_on_first_rank(exit_line(state_.iteration, log_time_now()));
   callbacks_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
   return end_of(TrainingEnd::kExited);

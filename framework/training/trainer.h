@@ -95,7 +95,7 @@ class Trainer {
   bool reads_step(int64_t iteration) const;
   enum class NotFinite { kLoss, kNorm };
   /// Throws what is to be done about `what`, which is no number, and where it comes from. Collective.
-  [[noreturn]] void refuse_number(const std::string& what, NotFinite which, const std::string& remedy);
+  [[noreturn]] void fail_on_nonfinite(const std::string& what, NotFinite which, const std::string& remedy);
   /// Computes the step's microbatches again: which of them has it, with its samples, in which module's output, or which
   /// parameter's gradient. Empty: it has not come again. Collective.
   std::string find_in_outputs();
@@ -115,11 +115,11 @@ class Trainer {
   void print_on_last_rank(const std::string& lines);
   /// What the last rank has printed stands before what the first one prints from now on.
   /// Collective.
-  void let_last_rank_print();
+  void flush_last_rank_log();
   /// `best_loss`: of the evaluation after this step, where it is the lowest so far.
   void save(std::optional<double> best_loss = std::nullopt);
   /// `path`: of a trace that was written; empty: none.
-  void tell_profile(const std::string& path);
+  void log_profile(const std::string& path);
   TrainingEnd end_of(TrainingEnd how);
   void prepare_training();
   void print_data() const;
@@ -175,10 +175,10 @@ class Trainer {
   bool has_stepped_ = false;                     // in this run
   bool has_reported_ = false;                    // a step of this run
   StopRequest stop_ = StopRequest::kNone;
-  bool in_evaluation_ = false;      // where stop_ was heard of
-  bool told_of_metrics_ = false;    // that some could not be written
-  bool last_rank_printed_ = false;  // since the first one waited for it
-  CheckpointSaver saver_;           // last: a save under way ends before what it may need
+  bool in_evaluation_ = false;             // where stop_ was heard of
+  bool reported_metrics_failure_ = false;  // that some could not be written
+  bool last_rank_printed_ = false;         // since the first one waited for it
+  CheckpointSaver saver_;                  // last: a save under way ends before what it may need
 };
 
 }  // namespace megashard

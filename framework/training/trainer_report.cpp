@@ -51,9 +51,9 @@ StepSummary Trainer::summarise(const StepOfRanks& step) {
     }
     if (const double loss = of_rank.metrics.front().sum;
         arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(loss)) {
-      refuse_number(c10::str("the loss of rank ", rank, " is ", loss), NotFinite::kLoss,
-                    ": lower the learning rate, or look at the batch; "
-                    "--no-check-for-nan-in-loss-and-grad goes on regardless");
+      fail_on_nonfinite(c10::str("the loss of rank ", rank, " is ", loss), NotFinite::kLoss,
+                        ": lower the learning rate, or look at the batch; "
+                        "--no-check-for-nan-in-loss-and-grad goes on regardless");
     }
     reduce_metrics(summary.measures, of_rank.host.measures);
   }
@@ -82,9 +82,9 @@ void Trainer::read_steps() {
     for (const RankStats& rank : steps[i]) merge_flags(rank.host);
     last_read_ = summarise(steps[i]);
     if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(last_read_.grad_norm)) {
-      refuse_number(c10::str("the norm of the gradients is ", last_read_.grad_norm), NotFinite::kNorm,
-                    ", and the loss is finite: lower the learning rate, or look at the batch and the "
-                    "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
+      fail_on_nonfinite(c10::str("the norm of the gradients is ", last_read_.grad_norm), NotFinite::kNorm,
+                        ", and the loss is finite: lower the learning rate, or look at the batch and the "
+                        "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
     }
     ++steps_read_;
     if (!last_read_.has_loss) {
@@ -161,7 +161,7 @@ void Trainer::write_metrics(const StepReport& report) {
     try {
       writer->write(report);
     } catch (const std::exception& error) {
-      if (!std::exchange(told_of_metrics_, true) && callbacks_.sink)
+      if (!std::exchange(reported_metrics_failure_, true) && callbacks_.sink)
         callbacks_.sink(Severity::kWarning, error_text(error) + "; training goes on, and leaves out such steps there");
     }
   }
@@ -172,7 +172,7 @@ void Trainer::print_on_last_rank(const std::string& lines) {
   last_rank_printed_ = true;
 }
 
-void Trainer::let_last_rank_print() {
+void Trainer::flush_last_rank_log() {
   if (std::exchange(last_rank_printed_, false) && group_->size() > 1) group_->barrier();
 }
 
@@ -180,7 +180,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
                                         int64_t consumed, Announce announce) {
   const int64_t iterations = arguments_.eval_iters;
   if (dataset == nullptr || iterations == 0) return std::nullopt;
-  let_last_rank_print();
+  flush_last_rank_log();
   if (announce == Announce::kYes) {
     callbacks_.print_on_first_rank(evaluating_line(iterations * microbatches_->global_batch_size()));
   }
