@@ -32,7 +32,7 @@ StorePtr with_deadline(const StorePtr& store, Milliseconds left) {
   return c10::make_intrusive<DeadlineStore>(store, [left] { return left; });
 }
 
-/// A process that serves a TCPStore. While it is frozen, clients see what they see of a machine whose network has gone.
+/// A process that serves a TCPStore. While it is frozen, clients see it as a machine whose network is gone.
 class StoreProcess {
  public:
   StoreProcess() {
@@ -65,7 +65,7 @@ class StoreProcess {
   }
   void thaw() const {
     ::kill(process_, SIGCONT);
-    client()->check({"key"});  // behind it, those who were left behind have their answers
+    client()->check({"key"});  // answered after all abandoned calls
   }
 
  private:
@@ -83,14 +83,14 @@ class StoreProcess {
 
 class DeadlineStoreTest : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() { server_ = std::make_unique<StoreProcess>(); }  // before threads are left behind
+  static void SetUpTestSuite() { server_ = std::make_unique<StoreProcess>(); }  // before threads are abandoned
   static void TearDownTestSuite() { server_.reset(); }
   void TearDown() override { server_->thaw(); }
 
   static inline std::unique_ptr<StoreProcess> server_;
 };
 
-/// The message of what `call` throws, which ends in time.
+/// Message thrown by `call`, which must end in time.
 std::string message_at(Milliseconds timeout, const std::function<void()>& call) {
   const auto start = std::chrono::steady_clock::now();
   const std::string message = message_of(call);

@@ -43,7 +43,7 @@ TEST(DeviceMesh, ItsDeviceIsThatOfItsRanksWhoeverAsks) {
     const DeviceMesh mesh(world, {2});
     const c10::Device mine(c10::kCUDA, static_cast<c10::DeviceIndex>(world->rank()));
     EXPECT_EQ(mesh.device(), mine);
-    std::thread([&] { EXPECT_EQ(mesh.device(), mine); }).join();  // whose current one is the first
+    std::thread([&] { EXPECT_EQ(mesh.device(), mine); }).join();  // a thread whose current device is the first
   });
 }
 

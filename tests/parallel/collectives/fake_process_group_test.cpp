@@ -14,7 +14,7 @@
 namespace megashard {
 namespace {
 
-// A real world in which every rank holds the same tensors must see what one fake rank sees.
+// A real world in which every rank holds the same tensors must see the same results as one fake rank.
 TEST(FakeProcessGroup, SeesWhatAWorldOfEqualRanksSees) {
   MEGASHARD_NOT_ON_SIM("it compares groups of a CPU");
   testing::run_ranks(3, [](const ProcessGroupPtr& world) {

@@ -112,7 +112,7 @@ TEST(HostMessages, AreNotThereWhereTheyAreNotWanted) {
   unsetenv("MEGASHARD_HOST_MESSAGES");
 }
 
-/// Collectives of two processes; true if their messages go by memory and their bytes are right.
+/// Collectives of two processes; true if their messages go through memory and the bytes are right.
 bool gathers_by_memory(const std::string& file, int rank) {
   const auto store = std::make_shared<GroupStore>();
   store->store = c10::make_intrusive<c10d::FileStore>(file, 2);

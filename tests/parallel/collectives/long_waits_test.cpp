@@ -31,7 +31,7 @@ constexpr auto kDeadline = 1000ms;
 
 at::Tensor bytes(int64_t count) { return at::empty({count}, at::kByte); }
 
-/// Two ranks that are threads, whose waits tell the lines.
+/// Two ranks that are threads, and the lines that their waits log.
 class LongWaits : public ::testing::Test {
  protected:
   void SetUp() override { MEGASHARD_NOT_ON_SIM("the groups are of the CPU"); }
@@ -71,7 +71,7 @@ TEST_F(LongWaits, SayForWhomWhereAndInWhichCollective) {
                              HasSubstr(" s for rank 1, unit 'model.layers.1', training step 12: a rank died")));
 }
 
-/// Prefetched gathers and reductions of other groups: a second deadline for each would come on top of the first.
+/// Covers prefetched gathers and reductions of other groups, which must not wait for a second deadline each.
 TEST_F(LongWaits, OneDeadlineEndsAllThatIsUnderWay) {
   run_pair([&](const ProcessGroupPtr& world) {
     const auto part = world->subgroup({0, 1}, "replicas");
@@ -109,7 +109,7 @@ TEST_F(LongWaits, AWorkThatDoesNothingIsGivenUpByName) {
     });
     EXPECT_THAT(failure, StartsWith("rank 1 has done nothing for ")) << world->rank();
     EXPECT_EQ(message_of([&] { saves->barrier(); }), failure);
-    EXPECT_NO_THROW(world->barrier());  // the other group knows nothing of it
+    EXPECT_NO_THROW(world->barrier());  // the other group is unaffected
   });
 }
 

@@ -35,13 +35,13 @@ using testing::run_ranks;
 
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kByte};
 
-// Values that differ by rank and place, and are not exact sums in fp32.
+// Values that differ by rank and index, and whose sums are inexact in fp32.
 at::Tensor values(int rank, int64_t count, at::ScalarType dtype) {
   const at::Tensor whole = (at::arange(count, at::kFloat) * 7 + rank * 3).remainder(13);
   return (c10::isFloatingType(dtype) ? whole * 0.1 + 1e-3 * rank : whole).to(dtype);
 }
 
-// What the interface promises: rank order, 16-bit floats in fp32, one rounding.
+// The interface's contract: rank order, 16-bit floats in fp32, one rounding.
 at::Tensor expected_sum(int world, int64_t count, at::ScalarType dtype, bool average) {
   const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
   const at::ScalarType accumulate = narrow ? at::kFloat : dtype;
@@ -50,7 +50,7 @@ at::Tensor expected_sum(int world, int64_t count, at::ScalarType dtype, bool ave
   return (average ? sum / world : sum).to(dtype);
 }
 
-/// How messages between ranks of one machine go: the groups of these tests are made so.
+/// Transport between ranks of one machine, for the groups of these tests.
 enum class Way { kMemory, kGloo };
 
 class SetWay {
@@ -110,7 +110,7 @@ TEST_P(Collectives, ReduceInRankOrder) {
   const int world_size = ranks();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
     for (const at::ScalarType dtype : kDtypes) {
-      for (const int64_t n : {0, 3, 1500, 70001}) {  // both ways of all_reduce, whole blocks and remainders
+      for (const int64_t n : {0, 3, 1500, 70001}) {  // both algorithms of all_reduce, whole blocks and remainders
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
           if (op == ReduceOp::kAvg && !c10::isFloatingType(dtype)) continue;
           const bool average = op == ReduceOp::kAvg;
@@ -132,7 +132,7 @@ TEST_P(Collectives, ReduceScatterAddsNarrowNumbersInSinglePrecision) {
   const int world_size = ranks();
   run_ranks(world_size, [&](const ProcessGroupPtr& world) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-      constexpr int64_t n = 70001;  // more than is read at a time
+      constexpr int64_t n = 70001;  // more than one read
       at::Tensor wanted = values(0, n * world_size, dtype).to(at::kFloat);
       for (int rank = 1; rank < world_size; ++rank) wanted += values(rank, n * world_size, dtype).to(at::kFloat);
       const at::Tensor output = at::empty({n}, at::kFloat);
@@ -166,7 +166,7 @@ TEST_P(Collectives, BroadcastFromEveryRootAndAllToAll) {
       world->broadcast(tensor, root).wait();
       EXPECT_TRUE(at::equal(tensor, values(root, 1000, at::kFloat))) << "root " << root;
     }
-    // Element i of rank r's input is 10 r + i; rank r gets element r of everyone.
+    // Element i of rank r's input is 10 r + i; rank r gets element r of every rank.
     const at::Tensor input = at::arange(world_size, at::kLong) + 10 * world->rank();
     const at::Tensor output = at::empty({world_size}, at::kLong);
     world->all_to_all_into(output, input).wait();
@@ -364,7 +364,7 @@ TEST_P(LostRanks, ARankThatIsNotWaitedForYetEndsTheWaitToo) {
     if (world->rank() == 2) return std::this_thread::sleep_for(std::chrono::milliseconds(100));
     const at::Tensor whole = at::empty({3}, at::kByte);
     const at::Tensor mine = at::empty({1}, at::kByte);
-    if (world->rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(2));  // is first waited for
+    if (world->rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(2));  // awaited first
     message = message_of([&] { world->all_gather_into(whole, mine).wait(); });
   });
   EXPECT_THAT(message, HasSubstr("s for rank 2: a rank died"));
@@ -397,8 +397,8 @@ class BrokenStore final : public c10d::PrefixStore {
   int failures_;
 };
 
-/// Two ranks whose second fails to connect; the message of each, which is "6" where they met after
-/// all and gathered 2 and 4.
+/// Two ranks, the second of which fails to connect; returns each rank's message, "6" if they connected in the end and
+/// gathered 2 and 4.
 std::vector<std::string> connect_with_failures(int failures) {
   const GroupStorePtr shared = make_in_process_store();
   std::vector<std::string> messages(2);

@@ -29,7 +29,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::message_of;
 
-/// A socket with a port of its own, which nobody else can take.
+/// A socket on a port that nobody else can take.
 class TakenPort {
  public:
   explicit TakenPort(bool listens = true) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -60,8 +60,7 @@ RendezvousOptions two_ranks(const std::string& init_method) {
 
 const std::vector<std::string> kBothFine(2, "the ranks met");
 
-/// Starts both ranks as threads and sums their numbers; returns the messages of what they threw,
-/// which is kBothFine at the end.
+/// Starts both ranks as threads and sums their numbers; returns the messages they threw, or kBothFine.
 std::vector<std::string> meet(const RendezvousOptions& first, const RendezvousOptions& second) {
   std::vector<std::string> messages(2);
   const auto start = [&messages](size_t i, const RendezvousOptions& options) {
@@ -162,8 +161,7 @@ TEST(Rendezvous, PortInUse) {
                 "(--master-port or MASTER_PORT)");
 }
 
-/// What one rank says that waits in vain: its first and its last line, and its message, which
-/// comes at the deadline.
+/// Output of one rank that waits in vain: its first and last line, and its message at the deadline.
 std::vector<std::string> wait_in_vain(RendezvousOptions options) {
   std::vector<std::string> lines;
   options.timeout = std::chrono::milliseconds(1400);
@@ -202,7 +200,7 @@ TEST(Rendezvous, MasterWithoutAName) {
 }
 
 TEST(Rendezvous, MasterThatDoesNotAnswer) {
-  const TakenPort taken;  // accepts connections, and says nothing
+  const TakenPort taken;  // accepts connections but never answers
   RendezvousOptions options = two_ranks("tcp://127.0.0.1:" + std::to_string(taken.port()));
   options.rank = 1;
   const auto silent = wait_in_vain(options);
@@ -230,7 +228,7 @@ TEST(Rendezvous, EveryRankNamesThoseThatNeverCome) {
     EXPECT_THAT(message, HasSubstr(" s for ranks 1, 2, which did not come"));
 }
 
-/// Where this process listens on the port: "0100007F" is 127.0.0.1, in the kernel's words.
+/// Addresses on which this process listens on the port, in the kernel's notation: "0100007F" is 127.0.0.1.
 std::vector<std::string> listening_addresses(int port) {
   char in_hex[8];
   std::snprintf(in_hex, sizeof in_hex, ":%04X", port);
@@ -298,7 +296,7 @@ TEST(Rendezvous, RanksThatDisagree) {
   RendezvousOptions second = first;
   second.rank = 1;
   second.world_size = 3;
-  for (const auto& message : meet(first, second)) {  // rank 0 need not wait in vain
+  for (const auto& message : meet(first, second)) {  // rank 0 does not wait until the deadline
     EXPECT_EQ(message, "rank 1 was started for a world of 3, rank 0 for one of 2: give every rank the same "
                        "WORLD_SIZE");
   }

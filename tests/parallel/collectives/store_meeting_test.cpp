@@ -1,4 +1,4 @@
-// Ranks that meet at a store before a call that knows no deadline: who is missing, and who says something else.
+// Ranks that meet at a store before a call without a deadline: missing ranks, and ranks with another word.
 
 #include "parallel/collectives/store_meeting.h"
 
@@ -26,7 +26,7 @@ using ::testing::Not;
 
 constexpr std::chrono::milliseconds kShort(300);
 
-/// Which ranks there are, and for how long each waits; nothing moves.
+/// Ranks and timeout only; moves nothing.
 class Members final : public ProcessGroup {
  public:
   Members(int rank, int size, std::chrono::milliseconds timeout) : ProcessGroup(rank, all(size), "members", timeout) {}
@@ -48,7 +48,7 @@ class Members final : public ProcessGroup {
   }
 };
 
-/// What each rank of `size` throws; those with an empty word do not come.
+/// Message thrown on each rank of `size`; ranks with an empty word do not arrive.
 std::vector<std::string> meet(const std::vector<std::string>& words, std::chrono::milliseconds timeout) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const int size = static_cast<int>(words.size());
