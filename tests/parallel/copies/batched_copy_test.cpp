@@ -8,7 +8,7 @@
 namespace megashard::testing {
 namespace {
 
-/// The kernel, its threads one after the other.
+/// The kernel, its threads run sequentially.
 void run_threads(const std::vector<RowsCopy>& copies) {
   make_copy_tables(copies, [](const CopyTable& table) {
     for (int64_t tile = 0; tile < table.tiles; ++tile) {

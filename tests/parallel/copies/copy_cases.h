@@ -34,7 +34,7 @@ inline std::vector<CopyCase> copy_cases() {
       cases.push_back({from, to, 1, 70, 61, 0, 0, 1, 0, true});
       cases.push_back({from, to, 3, 48, 100, 64, 48, 0, 0, true});  // a row of four elements
       cases.push_back({from, to, 4, 17, 20, 17, 32, 0, 3, true});   // one of three, and empty ones
-      cases.push_back({from, to, 2, 8, 0, 8, 8, 0, 0, true});       // nothing but zeros
+      cases.push_back({from, to, 2, 8, 0, 8, 8, 0, 0, true});       // only zeros
     }
   }
   cases.push_back({at::kFloat, at::kBFloat16, 2, 8192 + 9, 2 * 8192 + 11, 8208, 8208});
@@ -45,7 +45,7 @@ inline std::vector<CopyCase> copy_cases() {
   return cases;
 }
 
-/// Their buffers on a device: the same bytes each time, which make all kinds of floats.
+/// Buffers of the cases on a device, with the same bytes each time, which include all kinds of floats.
 class CopyBuffers {
  public:
   explicit CopyBuffers(const std::vector<CopyCase>& cases, c10::Device device = c10::kCPU) {
@@ -69,7 +69,7 @@ class CopyBuffers {
   }
 
   const std::vector<RowsCopy>& copies() const { return copies_; }
-  /// Of a whole destination, what lies between and after the rows included.
+  /// Bytes of a whole destination, including those between and after the rows.
   std::vector<uint8_t> to_bytes(size_t index) const {
     const at::Tensor bytes = to_[index].cpu();
     const auto* begin = bytes.const_data_ptr<uint8_t>();
@@ -82,7 +82,7 @@ class CopyBuffers {
     const int64_t numel = offset + (each.rows - 1) * stride + each.row_numel + 5;
     const at::Tensor bytes = at::zeros({numel * element_bytes}, at::kByte);
     auto* begin = bytes.mutable_data_ptr<uint8_t>();
-    // The bits of NaN are the hardware's own where fp64 is on one side: no NaN there.
+    // NaN bits depend on the hardware for conversions from or to fp64: no NaN there.
     const bool numbers = each.from_dtype == at::kDouble || each.to_dtype == at::kDouble;
     uint32_t state = 1;
     for (int64_t i = 0; i < bytes.numel(); ++i) {

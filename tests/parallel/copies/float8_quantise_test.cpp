@@ -119,7 +119,7 @@ TEST(Float8Quantise, NanStaysInItsRow) {
   EXPECT_EQ(bad.sum().item<int64_t>(), 8);
 }
 
-/// Payloads of all ranks side by side in a buffer with something else between them.
+/// Payloads of all ranks in one buffer, separated by other data.
 struct Gathered {
   Gathered(const at::Tensor& whole, int64_t dim, int ranks, bool by_rows)
       : dim(dim), chunk_size((whole.size(dim) + ranks - 1) / ranks) {
@@ -159,7 +159,7 @@ TEST(Float8Quantise, RebuildsTheWholeOfEvenAndUnevenChunks) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     expect_rebuilt({8, 8}, 0, 4, dtype);
     expect_rebuilt({7, 5}, 0, 3, dtype);  // the last rank has one row of three
-    expect_rebuilt({5, 8}, 0, 4, dtype);  // and here none
+    expect_rebuilt({5, 8}, 0, 4, dtype);  // the last rank has none
     expect_rebuilt({3, 12}, 1, 2, dtype);
     expect_rebuilt({2, 32, 2}, 1, 4, dtype);
     expect_rebuilt({2, 8, 16}, 1, 4, dtype);
@@ -174,7 +174,7 @@ TEST(Float8Quantise, OnlyDimensionZeroMayBeUneven) {
               HasSubstr("only dimension 0 may be uneven"));
 }
 
-/// The kernels' threads, one after the other, in a grid that does not divide the numbers.
+/// The kernels' threads, run sequentially, in a grid that does not divide the number of values.
 TEST(Float8Quantise, TheKernelsDoAsTheirTwinsBitForBit) {
   constexpr int64_t kThreads = 7;
   const at::Tensor buffer = normal({1010}, 2);

@@ -14,8 +14,8 @@
 namespace megashard {
 namespace {
 
-/// Floats of all signs, exponents and leading digits, at, beside and between what 16 bits hold: all
-/// ties of all formats are among them.
+/// Floats of all signs, exponents and leading digits, at and around the 16-bit values, including all ties of all
+/// formats.
 std::vector<float> all_kinds_of_floats() {
   std::vector<float> floats;
   for (uint32_t high = 0; high < 0x10000U; ++high) {
@@ -56,7 +56,7 @@ TEST(FloatFormats, WidenAsTheScalarsOfLibTorchDo) {
   expect_same_widening<Float8Bits, c10::Float8_e4m3fn>(0x100);
 }
 
-/// LibTorch's tensor casts, which are vectorised, agree but for the bits of NaN.
+/// LibTorch's vectorised tensor casts agree except for the bits of NaN.
 template <class Ours>
 void expect_same_cast(at::ScalarType dtype) {
   std::vector<float> floats = all_kinds_of_floats();
