@@ -18,12 +18,11 @@ using testing::message_of;
 
 #ifdef MEGASHARD_TEST_CUDA
 
-// --as-needed drops libtorch_cuda without a word, since no symbol of ours needs it: then the
-// kernels are not there.
+// --as-needed silently drops libtorch_cuda, because no symbol of this project needs it; then its kernels are missing.
 TEST(CudaModule, BringsTheKernelsOfLibTorch) {
   MEGASHARD_NOT_ON_SIM("it stands where CUDA's library would be");
   const auto mul = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mul", "Tensor");
-  // In a process of its own: here another test may have loaded the module.
+  // In its own process: another test may have loaded the module in this one.
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(std::exit(mul.hasKernelForDispatchKey(c10::DispatchKey::CUDA)), ::testing::ExitedWithCode(0), "")
       << "libmegashard itself links libtorch_cuda";

@@ -1,4 +1,4 @@
-// Buffers of memory that is made once: the same sizes in the same order make it at the same times.
+// Memory that is created once: the same sizes in the same order create it at the same times.
 
 #include "parallel/device/kept_buffers.h"
 

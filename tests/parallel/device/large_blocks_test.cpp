@@ -25,7 +25,7 @@ TEST(PooledLargeTensors, AreHandedOutAgainAtTheSameAddress) {
     const PooledLargeTensors pooled;
     const void* first = begin_of(kLarge);
     EXPECT_EQ(from_pool, kLarge);
-    const auto small = at::full({1000}, 1, at::kByte);  // where the C library might have cut the hole
+    const auto small = at::full({1000}, 1, at::kByte);  // the C library might split the hole for it
     EXPECT_EQ(begin_of(kLarge), first);
     EXPECT_EQ(from_pool, 2 * kLarge);  // and not the small one
   }
