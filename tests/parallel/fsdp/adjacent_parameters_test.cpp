@@ -1,4 +1,4 @@
-// Weights that keep_adjacent was given lie one after the other while their unit is gathered.
+// Weights of a keep_adjacent list are adjacent in memory while their unit is unsharded.
 
 #include "parallel/fsdp/adjacent_parameters.h"
 
@@ -11,7 +11,7 @@
 namespace megashard::testing {
 namespace {
 
-/// What the body of a unit over 2 ranks sees: the joint matrix, and that it is the weights.
+/// Seen by a unit's body over 2 ranks: the weights are adjacent, and the joint matrix equals them.
 struct Seen {
   bool adjacent = false, equal = false;
 };
@@ -34,13 +34,13 @@ Seen seen_by(const ProcessGroupPtr& world, const Sizes& sizes, FullyShardOptions
 
 TEST(AdjacentParameters, OneMatrixWhileTheirUnitIsGathered) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    const Sizes sizes{{8, 16}, {4, 16}, {5, 16}};  // 5: rows that ranks cut unevenly
+    const Sizes sizes{{8, 16}, {4, 16}, {5, 16}};  // 5: uneven rows
     const MixedPrecisionPolicy in_bf16{.param_dtype = at::kBFloat16};
     for (const auto& options : {FullyShardOptions{}, {.mixed_precision = in_bf16}}) {
       const Seen seen = seen_by(world, sizes, options);
       EXPECT_TRUE(seen.adjacent && seen.equal);
     }
-    const Seen large = seen_by(world, {{512, 128}, {1024, 128}}, {});  // travel without a packed buffer
+    const Seen large = seen_by(world, {{512, 128}, {1024, 128}}, {});  // gathered without a packed buffer
     EXPECT_TRUE(large.adjacent && large.equal);
   });
 }
@@ -87,7 +87,7 @@ TEST(AdjacentParameters, TheirMemoryGoesWithTheLastOfThem) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     const auto body = [](const Weights& w, at::Tensor x) {
       const at::Tensor middle = at::linear(x, w[0]);
-      // The second weight has gone in backward when this runs, and the first one's bytes must still be there.
+      // At this point of backward the second weight is freed, and the first one's bytes must still be there.
       middle.register_hook([w, kept = w[0].clone()](const at::Tensor&) {
         EXPECT_FALSE(find_fsdp_param(w[1])->unsharded().allocated());
         EXPECT_TRUE(at::equal(w[0], kept));

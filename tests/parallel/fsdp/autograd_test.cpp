@@ -1,5 +1,5 @@
-// test_fully_shard_autograd.py, _frozen.py, _ignore_params.py, _clip_grad_norm_.py: what backward
-// reaches, and what it reduces.
+// test_fully_shard_autograd.py, _frozen.py, _ignore_params.py, _clip_grad_norm_.py: which parameters backward reaches
+// and reduces.
 
 #include <torch/nn/utils/clip_grad.h>
 
@@ -15,7 +15,7 @@
 namespace megashard::testing {
 namespace {
 
-// A unit with two outputs and its users.
+// A unit with two outputs, and modules that use them.
 
 struct TwoOutputsImpl : torch::nn::Module {
   TwoOutputsImpl()
@@ -155,13 +155,14 @@ TEST(FullyShardFrozen, test_train_mixed_requires_grad_per_group) {
         loss.backward();
         average_gradients(plain, *world);
         expect_gradients_of(plain, model);
-        // Exactly the biases travel: 3 elements or 5, 7 and 5, padded to the ranks, and a count for each; to 128 bytes.
+        // Only the biases are reduced: 3 elements, or 5, 7 and 5, padded to the ranks, and one flag each; rounded up to
+        // 128 bytes.
         std::vector<int64_t> sizes;
         for (const auto& call : calls) {
           if (call.operation == "reduce_scatter") sizes.push_back(call.numel);
         }
         EXPECT_EQ(sizes, std::vector<int64_t>(3, 2 * 32));
-        // Backward ends where autograd says, not at its very end: the last block comes first.
+        // Each block is reduced when autograd is done with it, not at the end of backward: the last block comes first.
         const auto position = [&](const char* event) {
           return std::find(events.begin(), events.end(), event) - events.begin();
         };
@@ -224,7 +225,7 @@ TEST(FullyShardFrozen, test_multi_forward_mixed_requires_grad) {
         };
       }
       chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = reshard});
-      expect_chain_parity(plain, chain, *world, 1e-6);  // a reduction for each use of a unit
+      expect_chain_parity(plain, chain, *world, 1e-6);  // one reduction per use of a unit
     });
   }
 }
@@ -283,13 +284,13 @@ TEST(FullyShardClipGradNorm, test_clip_grad_norm_1d) {
           const double expected = torch::nn::utils::clip_grad_norm_(plain.parameters(), kMaxNorm, norm_type);
           calls.clear();
           const double norm = clip_grad_norm_(model.parameters(), kMaxNorm, norm_type).item<double>();
-          // torch sums squares in fp32, we in fp64.
+          // torch sums squares in fp32, this library in fp64.
           EXPECT_NEAR(norm, expected, 1e-5 * expected);
           EXPECT_GT(norm, kMaxNorm);
           ASSERT_EQ(calls.size(), 1U);  // one for all groups
           EXPECT_EQ(calls[0].operation, "all_reduce");
           expect_gradients_of(plain, model, 1e-5);
-          // And clipped they have the norm that was asked for.
+          // Clipped gradients have the requested norm.
           EXPECT_NEAR(total_grad_norm(model.parameters(), norm_type).item<double>(), kMaxNorm, 1e-5);
         }
       });

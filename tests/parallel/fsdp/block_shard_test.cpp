@@ -1,4 +1,4 @@
-// Leading dimensions of experts' weights that are cut as one (ShardPlacement::leading_dims):
+// Leading dimensions of experts' weights sharded as one (ShardPlacement::leading_dims):
 // test_fully_shard_block_shard.py. The checkpoint tests are in tests/checkpoint.
 
 #include <ATen/ops/allclose.h>
@@ -17,7 +17,7 @@
 namespace megashard::testing {
 namespace {
 
-/// The first two dimensions of [experts, out, in]; all else along its only or first dimension.
+/// Merges the first two dimensions of [experts, out, in]; others are sharded along dimension 0.
 ShardPlacement merge_experts(const at::Tensor& parameter) { return {.leading_dims = parameter.dim() == 3 ? 2 : 1}; }
 
 FullyShardOptions by_blocks(const DeviceMeshPtr& mesh) {
@@ -44,7 +44,7 @@ TEST(FullyShardBlockShard, test_init) {
       EXPECT_EQ(up.global_sizes, kExperts[0]);
       EXPECT_EQ(up.local.sizes().vec(), ranks == 1 ? kExperts[0] : (std::vector<int64_t>{1, 16 / ranks, 3}));
       EXPECT_EQ(up.offsets, (std::vector<int64_t>{rank * 2 / ranks, rank * 16 / ranks % 8, 0}));
-      for (size_t i = 0; i < 2; ++i) {  // no rank is without rows, and its rows follow one another
+      for (size_t i = 0; i < 2; ++i) {  // every rank has rows, and they are consecutive
         const at::Tensor rows = plain.w[i].detach().flatten(0, 1).chunk(ranks)[rank];
         EXPECT_TRUE(at::equal(sharded_view(unit.w[i]).local.flatten(0, 1), rows));
         EXPECT_TRUE(at::equal(rows, part_like(plain.w[i], unit.w[i]).flatten(0, 1)));
@@ -139,7 +139,7 @@ TEST(FullyShardBlockShard, test_meta_init) {
 TEST(FullyShardBlockShard, test_no_reorder_copies) {
   const auto geometry = ShardGeometry::of_leading({2, 8, 3}, 2, 4);
   ASSERT_TRUE(geometry.has_value());
-  EXPECT_TRUE(geometry->even() && geometry->runs == 1);  // the gathered buffer is the whole itself
+  EXPECT_TRUE(geometry->even() && geometry->runs == 1);  // the gathered buffer is the unsharded parameter itself
   const auto joins = [](const ShardGeometry& each) {
     std::vector<RowsCopy> copies;
     add_copy_out(copies, each, {nullptr, at::kFloat, each.chunk_numel}, nullptr);
@@ -192,7 +192,7 @@ TEST(FullyShardBlockShard, QuantisedRowsOfExperts) {
   });
 }
 
-/// Four experts, two to each of two expert-parallel ranks, whose rows four ranks share.
+/// Four experts, two per expert-parallel rank, each sharded over four ranks.
 const Sizes kAllExperts{{4, 6, 3}, {4, 4, 6}, {3}};
 struct ExpertParallel {
   explicit ExpertParallel(const ProcessGroupPtr& world)
@@ -227,8 +227,7 @@ TEST(FullyShardBlockShardExperts, test_init) {
   });
 }
 
-/// The outputs of experts add up, so a loss that is linear in them has each expert's gradient no
-/// matter where the others are.
+/// The outputs of experts add up, so with a linear loss each expert's gradient is independent of where the others are.
 TEST(FullyShardBlockShardExperts, test_train_parity) {
   run_ranks(8, [](const ProcessGroupPtr& world) {
     ExpertParallel model(world);

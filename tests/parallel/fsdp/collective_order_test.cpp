@@ -1,4 +1,4 @@
-// Ranks that gather or reduce other units than each other are told where they part, over Gloo.
+// Ranks that gather or reduce different units get an error that says where they diverge, over Gloo.
 
 #include "parallel/fsdp/collective_order.h"
 
@@ -14,8 +14,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A root over units a, b, c, ... of the widths given, each from and to `width`; rank 1 runs those that `of_rank_1`
-/// names, all others all but the last.
+/// A root over units a, b, c, ... with inner widths `inner`, each from and to `kWidth`; rank 1 runs the units in
+/// `of_rank_1`, all others all but the last.
 struct Parting {
   static constexpr int64_t kWidth = 6;
 
@@ -42,7 +42,7 @@ struct Parting {
   std::vector<std::shared_ptr<Formula>> units;
 };
 
-/// What the second of the steps throws, on each rank; or, where its collectives fail, what is said of that.
+/// Error of the second step on each rank; if its collectives fail, why_it_failed().
 std::vector<std::string> told(const std::vector<int64_t>& inner, const std::vector<size_t>& of_rank_1) {
   std::vector<std::string> texts(3);
   run_ranks(
@@ -79,14 +79,14 @@ TEST(CollectiveOrder, OtherUnitsOfTheSameSizeAreTold) {
   }
 }
 
-/// Its collectives do not fit: ranks fail, or wait until the deadline.
+/// Collectives do not match: ranks fail, or wait until the deadline.
 TEST(CollectiveOrder, UnitsOfOtherSizesAndUnitsThatAreLeftOutAreTold) {
   MEGASHARD_NOT_ON_SIM("it compares collectives as they begin, and names their units");
   for (const auto& [inner, of_rank_1] :
        {std::pair<std::vector<int64_t>, std::vector<size_t>>{{8, 8, 40}, {0, 2}}, {{8, 40, 8}, {0}}}) {
     size_t count = 0;
     for (const auto& text : told(inner, of_rank_1)) {
-      if (text.empty()) continue;  // of a rank that the others' end reaches first
+      if (text.empty()) continue;  // another rank's end reached this rank first
       EXPECT_THAT(text,
                   AllOf(HasSubstr("the ranks part in step 7: as collective 3 of the step"), HasSubstr("gathers b")));
       ++count;
@@ -95,7 +95,7 @@ TEST(CollectiveOrder, UnitsOfOtherSizesAndUnitsThatAreLeftOutAreTold) {
   }
 }
 
-/// As experts are that are spread over ranks.
+/// As for experts that are distributed over ranks.
 TEST(CollectiveOrder, UnitsOfOtherNamesInTheSamePlacesAreTheSame) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     const auto unit = std::make_shared<Formula>(Sizes{{6, 6}}, linear);

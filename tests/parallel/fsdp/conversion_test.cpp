@@ -45,9 +45,9 @@ TEST(FullyShardInit, test_move_states_to_device_ignored_param_device) {
     Formula unit({{6, 6}, {6}}, both);
     const void* const memory = unit.w[1].data_ptr();
     fully_shard(unit, {.mesh = flat_mesh(world), .ignored_parameters = {unit.w[1]}});
-    EXPECT_EQ(unit.w[1].data_ptr(), memory);  // neither copied nor cut
+    EXPECT_EQ(unit.w[1].data_ptr(), memory);  // neither copied nor resharded
     EXPECT_EQ(unit.w[1].sizes(), at::IntArrayRef({6}));
-    unit.to(at::kDouble);  // a later Module::to reaches it as any other
+    unit.to(at::kDouble);  // a later Module::to converts it normally
     EXPECT_EQ(unit.w[1].scalar_type(), at::kDouble);
     unit.forward(fixed({4, 6}, 1).to(at::kDouble)).sum().backward();
     EXPECT_EQ(unit.w[1].grad().scalar_type(), at::kDouble);
@@ -114,14 +114,14 @@ TEST(FullyShardGradDtype, test_parameter_conversion_with_gradient) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     WithGradients model(world);
     const at::Tensor gradient = model.chain.root.w[0].grad();
-    EXPECT_THROW(model.chain.root.to(at::kXPU), c10::Error);  // a device that no build here knows
+    EXPECT_THROW(model.chain.root.to(at::kXPU), c10::Error);  // a device that no build supports
     EXPECT_TRUE(model.chain.root.w[0].grad().is_same(gradient));
     model.chain.root.to(device_of_tests());
     model.chain.root.to(at::kDouble);
     model.chain.root.to(at::kFloat);
     expect_weights_of(Chain().root, model.chain.root);
     model.expect_gradients(1);
-    model.chain.forward().backward();  // adds to what was there
+    model.chain.forward().backward();  // adds to the existing gradient
     model.expect_gradients(2);
   });
 }
@@ -130,8 +130,7 @@ TEST(FullyShardGradDtype, test_partial_parameter_conversion_failure) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     WithGradients model(world);
     auto& first = *model.chain.units[0];
-    // Quantised values do not become doubles by to(): the conversion ends behind this unit's
-    // weight.
+    // Quantised values cannot become doubles: the conversion fails after this unit's weight.
     first.register_buffer("stop", at::quantize_per_tensor(at::ones({1}), 1.0, 0, at::kQInt8));
     EXPECT_THROW(model.chain.root.to(at::kDouble), c10::Error);
     EXPECT_EQ(first.w[0].scalar_type(), at::kDouble);
@@ -184,7 +183,7 @@ TEST(FullyShardConversion, test_no_op_conversion_preserves_pending_grad) {
       set_requires_gradient_sync(chain.root, micro == 1);
       plain.forward(micro).backward();
       chain.forward(micro).backward();
-      chain.root.to(at::kFloat);  // between: what waits for the reduction is not lost
+      chain.root.to(at::kFloat);  // in between; keeps gradients that wait for the reduction
     }
     expect_gradients_of(plain.root, chain.root);
   });

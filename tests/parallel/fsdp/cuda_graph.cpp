@@ -1,11 +1,10 @@
-// CUDA graphs for cuda_test.cpp: a module of its own, because tests do not link
-// libtorch_cuda.
+// CUDA graphs for cuda_test.cpp. A separate module, because tests do not link libtorch_cuda.
 
 #include <ATen/cuda/CUDAGraph.h>
 
 #include <memory>
 
-/// What `work` enqueues on the current stream, as a graph to be replayed.
+/// Captures what `work` enqueues on the current stream as a graph.
 extern "C" void* capture_cuda_graph(void (*work)(void*), void* argument) {
   auto graph = std::make_unique<at::cuda::CUDAGraph>();
   graph->capture_begin();

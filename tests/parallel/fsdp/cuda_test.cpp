@@ -1,6 +1,6 @@
-// What of PyTorch's FSDP2 suite needs a GPU: devices of states and inputs, and the allocator's
-// peaks (test_fully_shard_memory.py). One GPU is enough: the other ranks are those of a fake group.
-// Skipped on a machine without one; tests/gpu runs them.
+// Tests of PyTorch's FSDP2 suite that need a GPU: devices of states and inputs, and the allocator's peaks
+// (test_fully_shard_memory.py). One GPU is enough: the other ranks belong to a fake group. Skipped without a GPU;
+// tests/gpu runs them.
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
@@ -141,14 +141,14 @@ TEST_P(FullyShardTraining, test_two_layer_fully_shard_cudagraph) {
   Chain captured(2), eager(2);
   captured.shard({.mesh = mesh()});
   eager.shard({.mesh = mesh()});
-  // Autograd's nodes keep the stream that they were made on, so the warm-up's is the capture's.
+  // Autograd nodes keep the stream they were created on, so the warm-up's stream is the capture's.
   c10::impl::VirtualGuardImpl guard(at::kCUDA);
   const c10::Stream own = guard.getStreamFromGlobalPool(kGpu);
   order_streams(guard.getStream(kGpu), own);
   const StreamScope scope(own);
   at::Tensor x = fixed({4, 6}, 1).to(kGpu);
   const auto step = [&x](Chain& chain) { chain.root.forward(x).sum().backward(); };
-  for (int i = 0; i < 3; ++i) {  // allocates what stays
+  for (int i = 0; i < 3; ++i) {  // allocates everything that stays
     step(captured);
     captured.root.zero_grad();
   }
@@ -164,7 +164,7 @@ TEST_P(FullyShardTraining, test_two_layer_fully_shard_cudagraph) {
   }
 }
 
-/// The hook runs on its own stream, after the reduction, and what follows backward waits for it.
+/// The hook runs on its own stream after the reduction, and work after backward waits for it.
 TEST_P(FullyShardInit, test_custom_hook_custom_stream) {
   const c10::Stream own = c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(kGpu);
   Chain plain, hooked;
@@ -186,13 +186,13 @@ TEST_P(FullyShardInit, test_custom_hook_custom_stream) {
   EXPECT_EQ(calls, 4);
   const auto expected = plain.root.named_parameters();
   for (const auto& item : hooked.root.named_parameters()) {
-    // What is added and taken away again rounds.
+    // Adding and subtracting again rounds.
     EXPECT_TRUE(at::allclose(item.value().grad(), expected[item.key()].grad() * 2, 1e-3, 1e-3)) << item.key();
   }
 }
 
-// Peaks. Two ranks, fp32: `block` is one unit's weights, of which there are six and as much in the
-// root; a rank keeps half of each.
+// Peaks. Two ranks, fp32: `block` is one unit's weights; there are six units, and the root has as much. A rank keeps
+// half of each.
 
 constexpr int kUnits = 6;
 constexpr int64_t kWidth = 2048;
@@ -209,7 +209,7 @@ int64_t now() { return allocated().current; }
 int64_t peak() { return allocated().peak; }
 void reset_peak() { at::getDeviceAllocator(at::kCUDA)->resetPeakStats(0); }
 
-/// The matrix library's workspace is there before anything is measured.
+/// Allocates the matrix library's workspace before anything is measured.
 int64_t base_memory() {
   {
     const at::Tensor x = fixed({4, 64}, 1).to(kGpu).requires_grad_();

@@ -1,5 +1,5 @@
-// Run-time controls of test_fully_shard_comm.py, _training.py, _init.py and _autograd.py: custom
-// communication, factors, hooks, units by hand. Each test bears its upstream test's name.
+// Run-time controls of test_fully_shard_comm.py, _training.py, _init.py and _autograd.py: custom communication,
+// factors, hooks, explicit unshard. Each test has its upstream test's name.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -16,7 +16,7 @@ namespace {
 
 // Factors and operators of reductions.
 
-/// Every weight is in the loss, with a factor of the rank's own.
+/// The loss contains every weight, with the rank's own factor.
 at::Tensor weighted_squares(const Weights& w, at::Tensor x) {
   at::Tensor y = x.sum() * 0;
   for (const auto& each : w) y = y + (each * each).sum() * x[0];
@@ -51,7 +51,7 @@ TEST(FullyShardComm, test_set_reduce_scatter_divide_factor) {
         world->all_reduce(w.mutable_grad(), ReduceOp::kSum).wait();
         w.grad().div_(each.factor);
       }
-      // 16 bits on the way: one rounding of each summand and of the sum.
+      // 16-bit communication: one rounding of each summand and of the sum.
       const double tolerance = !each.reduce_dtype ? 1e-6 : *each.reduce_dtype == at::kBFloat16 ? 2e-2 : 2e-3;
       expect_gradients_of(plain, unit, tolerance);
     });
@@ -64,7 +64,7 @@ TEST(FullyShardComm, test_set_reduce_scatter_divide_factor) {
 }
 
 TEST(FullyShardComm, test_singleton_copy_division) {
-  for (const double factor : {0.0, 1.0, 4.0}) {  // 0: not set
+  for (const double factor : {0.0, 1.0, 4.0}) {  // 0: unset
     run_ranks(1, [=](const ProcessGroupPtr& world) {
       FormulaImpl plain(kFactorSizes, weighted_squares);
       Formula unit(kFactorSizes, weighted_squares);
@@ -80,7 +80,7 @@ TEST(FullyShardComm, test_singleton_copy_division) {
   }
 }
 
-/// Notes operators and sizes, and how many inputs are in flight; otherwise as the group does it.
+/// Records operators, sizes and the number of inputs in flight; otherwise like the group's own.
 class NotingReduceScatter final : public ReduceScatter {
  public:
   at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) override {
@@ -226,7 +226,7 @@ TEST(FullyShardComm, test_exception_when_used_together_with_comm_hooks) {
 
 TEST(FullyShardInit, test_custom_hsdp_all_reduce_hook) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
-    // Sharded over two ranks, and averaged over the other two by the user's hook: what HSDP does.
+    // Sharded over two ranks, and averaged over the other two by the user's hook, as HSDP does.
     const auto mesh = two_by_two(world);
     const auto shard_only = std::make_shared<DeviceMesh>(std::vector<ProcessGroupPtr>{mesh->group("shard")},
                                                          std::vector<std::string>{"shard"});
@@ -254,7 +254,7 @@ TEST(FullyShardInit, test_custom_hsdp_all_reduce_hook) {
   });
 }
 
-/// What NCCL makes of it, registered memory, only a machine with several GPUs could show.
+/// NCCL's registered memory itself needs a machine with several GPUs.
 TEST(FullyShardComm, test_fully_shard_alloc_from_pg) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;
@@ -266,12 +266,12 @@ TEST(FullyShardComm, test_fully_shard_alloc_from_pg) {
     std::map<std::string, int> counts;
     for (const auto& call : calls) ++counts[call.operation];
     EXPECT_EQ(counts["reduce_scatter"], 3 * 4);  // steps, groups
-    // A gather's output holds its input; a reduction's are two.
+    // An all-gather's output contains its input; a reduction has two buffers.
     EXPECT_EQ(counts["allocate"], counts["all_gather"] + 2 * counts["reduce_scatter"]);
   });
 }
 
-/// As above; NCCL's windows take several GPUs that see each other's memory.
+/// NCCL's windows themselves need several GPUs that can map each other's memory.
 TEST(FullyShardComm, test_fully_shard_symm_mem) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;
@@ -285,7 +285,7 @@ TEST(FullyShardComm, test_fully_shard_symm_mem) {
     std::vector<int64_t> sizes;  // windows are made by all ranks together
     for (const auto& call : calls) {
       ++counts[call.operation];
-      if (call.operation == "reduce_scatter") sums &= call.op == ReduceOp::kSum;  // NCCL's kernels do nothing else
+      if (call.operation == "reduce_scatter") sums &= call.op == ReduceOp::kSum;  // NCCL's kernels only sum
       if (call.operation == "allocate_symmetric") sizes.push_back(call.numel);
     }
     EXPECT_EQ(counts["allocate_symmetric"], counts["all_gather"] + 2 * counts["reduce_scatter"]);
@@ -303,7 +303,7 @@ TEST(FullyShardComm, test_fully_shard_symm_mem) {
   });
 }
 
-// What the stream does, cuda_test.cpp sees.
+// cuda_test.cpp tests the stream.
 TEST(FullyShardInit, test_custom_hook_custom_stream) {
   MEGASHARD_NOT_ON_SIM("the stream is a CPU's");
   run_ranks(4, [](const ProcessGroupPtr& world) {

@@ -1,4 +1,4 @@
-// In backward a gathered weight goes as soon as its gradient is complete, unless it is still read.
+// In backward an unsharded weight is freed as soon as its gradient is complete, unless it is still used.
 
 #include <ATen/ops/tanh.h>
 #include <c10/core/GradMode.h>
@@ -12,7 +12,7 @@ namespace {
 
 bool has_memory(const at::Tensor& weight) { return find_fsdp_param(weight)->unsharded().allocated(); }
 
-/// One step of a unit of two weights and of a plain module; gradients must be equal bit for bit.
+/// One step of a unit with two weights and of a plain module; gradients must be bit-identical.
 void expect_equal(const Body& body) {
   run_ranks(2, [&](const ProcessGroupPtr& world) {
     Twins twins({{5, 5}, {5, 5}}, body, resharding(world));

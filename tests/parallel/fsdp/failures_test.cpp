@@ -1,5 +1,4 @@
-// Failures leave a model usable, wrong uses end in a message, and parameters on meta become real
-// shard by shard.
+// Failures leave a model usable, wrong use throws a message, and meta parameters are materialised shard by shard.
 
 #include <ATen/ops/empty.h>
 
@@ -64,7 +63,7 @@ TEST(FsdpFailures, AnExceptionInForwardLeavesNothingFull) {
       model.fail_forward = false;
       model.expect_step_equal_to(plain);
     }
-    // The guard's count of forwards is back at zero: what optimizers do passes.
+    // The guard's count of forwards is zero again: optimizers' operators pass.
     const c10::NoGradGuard no_grad;
     model.root.w[0].mul_(1);
   });
@@ -80,7 +79,7 @@ TEST(FsdpFailures, AnExceptionInBackwardKeepsEarlierGradients) {
     contains(message_of([&] { loss.backward(); }), "backward failed on purpose");
     model.fail_backward = false;
     model.expect_sharded();
-    EXPECT_TRUE(at::equal(model.units[0]->w[0].grad(), first));  // backward did not come so far
+    EXPECT_TRUE(at::equal(model.units[0]->w[0].grad(), first));  // backward did not get that far
     model.expect_step_equal_to(plain);
   });
 }

@@ -1,4 +1,4 @@
-// Parameters that choose what travels in their group's all-gather.
+// Extensions that define what a parameter sends in its group's all-gather.
 
 #include "parallel/fsdp/custom_comm.h"
 
@@ -15,7 +15,7 @@
 namespace megashard::testing {
 namespace {
 
-/// What rank `rank` holds of the whole.
+/// Rank `rank`'s rows of the whole.
 at::Tensor part_of(const at::Tensor& whole, const GatherShape& shape, int rank) {
   const int64_t length = whole.size(shape.shard_dim);
   const int64_t chunk = shape.chunk_sizes[shape.shard_dim];
@@ -23,7 +23,7 @@ at::Tensor part_of(const at::Tensor& whole, const GatherShape& shape, int rank) 
   return whole.narrow(shape.shard_dim, begin, std::min(chunk, length - begin));
 }
 
-/// Sends fp32 as its upper and its lower 16 bits: two payloads, nothing lost.
+/// Sends fp32 as its upper and lower 16 bits: two payloads, lossless.
 class Halves final : public AllGatherExtension {
  public:
   std::vector<Payload> payloads(const GatherShape& shape) override {
@@ -54,7 +54,7 @@ class Halves final : public AllGatherExtension {
   int64_t payload_numel = 0;
 };
 
-/// Sends bf16 of whatever is stored.
+/// Sends bf16, whatever the stored dtype.
 class InBFloat16 final : public AllGatherExtension {
  public:
   std::vector<Payload> payloads(const GatherShape& shape) override {
@@ -83,7 +83,7 @@ struct AffineOnMetaImpl : torch::nn::Module {
 };
 using AffineOnMeta = Hooked<AffineOnMetaImpl>;
 
-/// What a gather by Float8AllGather makes of whole weights.
+/// Whole weights after an all-gather with Float8AllGather.
 at::Tensor through_float8(const at::Tensor& whole, int ranks, at::ScalarType dtype) {
   std::vector<at::Tensor> parts;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -178,7 +178,7 @@ TEST(FullyShardExtensions, test_all_gather_extensions_monkey_patch) {
   });
 }
 
-// Payloads have the padded size on every rank; the rows need not.
+// Payloads have the padded size on every rank; rows may have fewer.
 TEST(FullyShardExtensions, test_all_gather_extension_outer_size_stride) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     FullyShardOptions options = resharding(world);
@@ -217,7 +217,7 @@ TEST(FullyShardExtensions, test_all_gather_extension_hsdp_mesh) {
     twins.plain.forward(x).pow(2).sum().backward();
     twins.unit.forward(x).pow(2).sum().backward();
     twins.expect_equal_gradients();
-    EXPECT_EQ(extension->seen.ranks, 2);  // those that hold different rows
+    EXPECT_EQ(extension->seen.ranks, 2);  // ranks with different rows
     EXPECT_EQ(extension->seen.rank, world->rank() % 2);
     EXPECT_EQ(extension->seen.chunk_sizes, (std::vector<int64_t>{3, 6}));
   });
@@ -239,8 +239,8 @@ TEST(FullyShardExtensions, Float8AndPlainParametersTravelInOneAllGather) {
       EXPECT_EQ(call.operation, "all_gather");
       EXPECT_EQ(call.dtype, at::kByte);
     }
-    EXPECT_EQ(calls[0].numel, 96 + 16);       // 3 x 7 and 3 numbers of 4 bytes, by sixteens
-    EXPECT_EQ(calls[1].numel, 32 + 16 + 16);  // 3 x 7 of one byte, a scale, 3 of 4 bytes
+    EXPECT_EQ(calls[0].numel, 96 + 16);       // 3 x 7 and 3 values of 4 bytes, rounded up to 16
+    EXPECT_EQ(calls[1].numel, 32 + 16 + 16);  // 3 x 7 of 1 byte, a scale, 3 of 4 bytes
   });
 }
 
@@ -260,7 +260,7 @@ TEST(FullyShardExtensions, Float8TravelsAlongAnyDimensionAndOnOneRank) {
   }
 }
 
-/// A row, a row of a stacked matrix, a filter; cut along the first dimension and along rows.
+/// A row, a row of a stacked matrix, a filter; sharded along the first dimension and along rows.
 TEST(FullyShardExtensions, Float8RowsHaveScalesOfTheirOwn) {
   struct Case {
     std::vector<int64_t> sizes;
@@ -314,9 +314,9 @@ TEST(FullyShardInit, test_mixed_dtypes_no_grad_param) {
     EXPECT_TRUE(at::equal(unit.w[0].grad(), part_like(plain.w[0].grad(), unit.w[0])));
     EXPECT_FALSE(unit.w[1].grad().defined());
     EXPECT_EQ(unit.w[1].scalar_type(), at::kFloat8_e4m3fn);
-    EXPECT_EQ(calls[0].numel, 80 + 32);  // 3 x 6 of 4 bytes and of 1, by sixteens
+    EXPECT_EQ(calls[0].numel, 80 + 32);  // 3 x 6 of 4 bytes and of 1, rounded up to 16
     EXPECT_EQ(calls.back().operation, "reduce_scatter");
-    EXPECT_EQ(calls.back().numel, 2 * 32);  // 18 of the trainable one, and who had a gradient, to 128 bytes
+    EXPECT_EQ(calls.back().numel, 2 * 32);  // 18 trainable values and flags, rounded up to 128 bytes
   });
 }
 

@@ -1,6 +1,6 @@
-// The copies between parameters and communication buffers: test_fully_shard_prefix_copy.py,
-// test_fully_shard_chunk_cat.py and their part of test_fully_shard_comm.py. Where upstream has one
-// fused operator for each direction, a table of strided copies does it here (shard_copies.h).
+// Copies between parameters and communication buffers: test_fully_shard_prefix_copy.py, test_fully_shard_chunk_cat.py
+// and their part of test_fully_shard_comm.py. Upstream has one fused operator per direction; here it is a table of
+// strided copies (shard_geometry.h).
 
 #include <ATen/ops/_chunk_cat.h>
 #include <ATen/ops/arange.h>
@@ -18,7 +18,7 @@
 namespace megashard::testing {
 namespace {
 
-/// A tensor of the packed buffer: cut along `dim`, stored as `dtype`.
+/// A tensor in the packed buffer: sharded along `dim`, stored as `dtype`.
 struct Packed {
   std::vector<int64_t> sizes;
   int64_t dim;
@@ -44,7 +44,7 @@ at::Tensor packed_by_narrow_and_cat(const std::vector<at::Tensor>& wholes, const
   return at::stack(parts);
 }
 
-/// The same by the copies, which are left in `copies`.
+/// The same with the batched copies, which are returned in `copies`.
 at::Tensor packed_by_copies(const std::vector<at::Tensor>& wholes, const std::vector<Packed>& list, int ranks,
                             at::ScalarType dtype, std::vector<RowsCopy>& copies) {
   std::vector<ShardGeometry> geometries;
@@ -110,7 +110,7 @@ TEST(FullyShardChunkCatMixedDtype, test_kernels) {
   mixed[0].dtype = mixed[4].dtype = at::kFloat;
   std::vector<RowsCopy> copies;
   packed_by_copies(wholes_of(mixed), mixed, 4, at::kFloat, copies);
-  EXPECT_EQ(launches_of(copies), 1);  // upstream: one for each dtype
+  EXPECT_EQ(launches_of(copies), 1);  // upstream: one per dtype
 }
 
 TEST(FullyShardChunkCat, test_numerics) {
@@ -142,7 +142,7 @@ TEST(FullyShardChunkCat, test_invalid_inputs) {
   contains(message_of([&] { make_copy_tables(copies, [](const CopyTable&) {}); }), "cannot convert Int");
 }
 
-/// Autograd refuses to use a saved tensor whose version has moved on.
+/// Autograd refuses a saved tensor whose version has changed.
 TEST(FullyShardChunkCat, test_version_counter) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     uint32_t in_forward = 0;
@@ -155,7 +155,7 @@ TEST(FullyShardChunkCat, test_version_counter) {
     const at::Tensor x = fixed({2, 3}, 1).requires_grad_();
     const uint32_t input = x._version();
     const at::Tensor loss = unit.forward(x).sum();
-    unshard(unit);  // packs and joins again
+    unshard(unit);  // packs and unpacks again
     EXPECT_EQ(unit.w[0]._version(), in_forward);
     reshard(unit);
     loss.backward();
@@ -164,7 +164,7 @@ TEST(FullyShardChunkCat, test_version_counter) {
   });
 }
 
-/// Notes what travels.
+/// Records the inputs.
 class WatchedAllGather final : public AllGather {
  public:
   at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) override {
@@ -177,7 +177,7 @@ class WatchedAllGather final : public AllGather {
   std::vector<at::Tensor> inputs;
 };
 
-/// A unit of parameters that are all in one gather.
+/// A unit whose parameters share one all-gather.
 struct Watched {
   Watched(const Sizes& sizes, const ProcessGroupPtr& world, at::ScalarType dtype = at::kFloat)
       : plain(sizes, linear, dtype), unit(sizes, linear, dtype) {
@@ -203,14 +203,14 @@ TEST(FullyShardPrefixCopy, test_all_gather_input_padding) {
     watched.expect_whole();
     ASSERT_EQ(watched.watch->inputs.size(), 1);
     const at::Tensor& input = watched.watch->inputs[0];
-    EXPECT_EQ(input.numel(), 32 + 16);  // two rows and one, each from a multiple of 16 bytes on
+    EXPECT_EQ(input.numel(), 32 + 16);  // two rows and one, each aligned to 16 bytes
     const at::Tensor rows = sharded_view(watched.unit.w[0]).local;
     const at::Tensor sent = input.narrow(0, 0, rows.numel() * 4).view(at::kFloat);
     EXPECT_TRUE(at::equal(sent, rows.reshape({-1})));
   });
 }
 
-/// Communication by the user's own buffers, as large as the test says.
+/// Communication in the user's own buffers, with sizes given by the test.
 class OwnBuffers final : public AllGather, public ReduceScatter {
  public:
   int64_t too_many = 0;
@@ -237,7 +237,7 @@ TEST(FullyShardPrefixCopy, test_legacy_all_gather_input_size) {
       for (const int wrong : {-1, 1}) {
         buffers->too_many = wrong;
         if (world->size() == 1) {
-          unit.forward(x);  // nothing travels
+          unit.forward(x);  // no communication
           continue;
         }
         contains(message_of([&] { unit.forward(x); }),
@@ -250,7 +250,7 @@ TEST(FullyShardPrefixCopy, test_legacy_all_gather_input_size) {
     Formula unit({{4, 6}}, linear);
     fully_shard(unit, {.mesh = flat_mesh(world)});
     set_custom_reduce_scatter(unit, buffers);
-    buffers->too_many = 1;  // 24 gradients and a flag a rank, up to 128 bytes each
+    buffers->too_many = 1;  // 24 gradients and a flag per rank, rounded up to 128 bytes each
     contains(message_of([&] { unit.forward(x).sum().backward(); }),
              "the custom reduce-scatter allocated Float[65] on cpu where 64 contiguous elements");
   });
@@ -262,7 +262,7 @@ TEST(FullyShardPrefixCopy, test_empty_all_gather_inputs) {
     watched.expect_whole();
     EXPECT_EQ(watched.watch->inputs.at(0).numel(), 16);  // from every rank
     const bool all_filler = (watched.watch->inputs[0] == 0xee).all().item<bool>();
-    EXPECT_EQ(all_filler, world->rank() != 0);  // of which all but the first have nothing to say
+    EXPECT_EQ(all_filler, world->rank() != 0);  // only the first rank has rows
   });
 }
 
@@ -282,11 +282,11 @@ TEST(FullyShardPrefixCopy, test_all_gather_empty_output) {
   });
 }
 
-/// Chunks as a gather delivers them become the whole, in bits.
+/// Chunks as delivered by an all-gather become the whole, bit for bit.
 void expect_joins(const Packed& each, int ranks) {
   const at::Tensor whole = numbers_of(each, 1);
   const ShardGeometry geometry(each.sizes, each.dim, ranks);
-  const int64_t stride = geometry.chunk_numel + 5;  // something else of the group lies between
+  const int64_t stride = geometry.chunk_numel + 5;  // other data of the group lies between
   const at::Tensor buffer = at::full({ranks, stride}, 1, each.dtype);
   for (int rank = 0; rank < ranks; ++rank) {
     const auto range = chunk_range(each.sizes[each.dim], ranks, rank);
@@ -329,7 +329,7 @@ TEST(FullyShardPrefixCopy, test_split_copy) {
     packed_by_copies({numbers_of(each, 1)}, {each}, 4, at::kFloat, copies);
     return copies;
   };
-  EXPECT_EQ(copies_along({8, 6}, 0).size(), 1);  // of all ranks' rows
+  EXPECT_EQ(copies_along({8, 6}, 0).size(), 1);  // rows of all ranks
   const auto across = copies_along({6, 8}, 1);   // no split and cat: strided rows, rank by rank
   EXPECT_EQ(across.size(), 4);
   EXPECT_EQ(launches_of(across), 1);

@@ -1,5 +1,5 @@
-// Which gradients are reduced, when, and to what: replicas, accumulation, frozen, shared, ignored
-// and unused parameters.
+// Which gradients are reduced, when, and in which dtype: replicas, accumulation, frozen, shared, ignored and unused
+// parameters.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
@@ -14,7 +14,7 @@ DeviceMeshPtr hybrid_mesh(const ProcessGroupPtr& world) {
   return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
 }
 
-/// The plain model's gradients become the average over all ranks.
+/// Averages the plain model's gradients over all ranks.
 void average(FormulaImpl& plain, ProcessGroup& world) {
   for (auto& w : plain.w) world.all_reduce(w.mutable_grad(), ReduceOp::kAvg).wait();
 }
@@ -120,7 +120,7 @@ TEST(FsdpReduction, FrozenParametersInATrainableGroupAndThawedLater) {
 }
 
 TEST(FsdpReduction, ParametersUsedOnSomeRanksOnly) {
-  for (const int64_t rows : {5, 40000}) {  // packed, and large and even enough to travel alone
+  for (const int64_t rows : {5, 40000}) {  // packed, and large and even enough to be reduced in place
     run_ranks(2, [&](const ProcessGroupPtr& world) {
       bool use_second = false, use_any = true;
       const Body maybe = [&](const Weights& w, at::Tensor x) {
@@ -160,7 +160,7 @@ TEST(FsdpReduction, IgnoredParametersStayWholeAndLocal) {
     const at::Tensor x = fixed({4, 6}, world->rank());
     plain.forward(x).sum().backward();
     unit.forward(x).sum().backward();
-    EXPECT_TRUE(at::equal(unit.w[1].grad(), plain.w[1].grad()));  // this rank's own, not reduced
+    EXPECT_TRUE(at::equal(unit.w[1].grad(), plain.w[1].grad()));  // this rank's own, unreduced
     average(plain, *world);
     expect_close(unit.w[0].grad(), part_like(plain.w[0].grad(), unit.w[0]));
   });
@@ -200,11 +200,11 @@ TEST(FsdpReduction, ParametersUsedOnSomeRanksOnlyAreAnErrorWhereAskedFor) {
 }
 
 TEST(FsdpReduction, WeightsThatBackwardDoesNotNeedAreNotGatheredForIt) {
-  // The gradients of a table and of a sum do not depend on the weights; the latter is expanded, and
-  // laid out like the parameter by autograd.
+  // The gradients of a table and of a sum do not depend on the weights; the sum's gradient is expanded, and autograd
+  // allocates it with the parameter's layout.
   const Body table = [](const Weights& w, at::Tensor x) { return x + at::embedding(w[0], at::arange(4)); };
   const Body sum = [](const Weights& w, at::Tensor x) { return x + w[0].sum(0); };
-  for (const bool listed : {false, true})  // for prefetch, by hand
+  for (const bool listed : {false, true})  // explicit prefetch
     for (const Body& body : {table, sum})
       run_ranks(2, [&](const ProcessGroupPtr& world) {
         Chain plain(2), chain(2);

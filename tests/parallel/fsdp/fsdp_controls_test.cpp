@@ -1,5 +1,5 @@
-// Controls of a unit at run time: gathers by hand, and changes between forward and backward. Tests with PyTorch's names
-// are those of test_fully_shard_comm.py and _training.py.
+// Run-time controls of a unit: explicit unshard, and changes between forward and backward. Tests with PyTorch's names
+// are from test_fully_shard_comm.py and _training.py.
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -20,7 +20,7 @@ TEST(FullyShardComm, test_unshard_async) {
         each->root.body = [&, each](const Weights& w, at::Tensor x) {
           x = each->units[0]->forward(x);
           UnshardHandle ahead;
-          if (each == &chain) {  // b travels while another collective runs on the same ranks
+          if (each == &chain) {  // b's all-gather overlaps with another collective on the same ranks
             ahead = unshard(*each->units[1], /*async_op=*/true);
             EXPECT_EQ(each->units[1]->w[0].size(0), 3) << "not yet waited for";
             const auto reduced = total.clone();
@@ -67,7 +67,7 @@ TEST(FullyShardTraining, test_register_fsdp_forward_method) {
     expect_chain_parity(plain, chain, *world);
     chain.forward();
     EXPECT_EQ(chain.gathers_and_post_backwards(), (Events{"unshard Formula", "unshard a"}));
-    // And on a module that is not under fully_shard it is a plain call.
+    // For a module that is not under fully_shard it is a plain call.
     Formula free({{6, 6}}, linear);
     EXPECT_TRUE(
         at::equal(free.run_as_forward([&](at::Tensor& x) { return x * 2; }, at::ones({2})), at::full({2}, 2.0)));
@@ -124,13 +124,13 @@ TEST(FullyShardComm, test_unshard_without_lazy_init) {
       unshard(*unit);
       EXPECT_TRUE(at::equal(unit->w[0], plain.units[&unit - chain.units.data()]->w[0]));
     }
-    const at::Tensor loss = chain.forward();  // they are there already
+    const at::Tensor loss = chain.forward();  // already unsharded
     EXPECT_EQ(chain.gathers_and_post_backwards(), gathers({"Formula"}));
     plain.forward().backward();
     loss.backward();
     expect_gradients_of(plain.root, chain.root);
   });
-  run_ranks(2, [](const ProcessGroupPtr& world) {  // and before anybody knows which is the root
+  run_ranks(2, [](const ProcessGroupPtr& world) {  // before the root is known
     Chain plain, chain;
     for (auto& unit : chain.units) fully_shard(*unit, {.mesh = flat_mesh(world)});
     fully_shard(chain.root, {.mesh = flat_mesh(world)});
@@ -142,7 +142,7 @@ TEST(FullyShardComm, test_unshard_without_lazy_init) {
   });
 }
 
-/// Two layers of weights that backward needs again; each a unit.
+/// Two layers whose weights backward needs; each is a unit.
 struct TwoLayers {
   TwoLayers() : first({{6, 4}}, linear), second({{6, 6}}, linear) {}
   at::Tensor forward(const at::Tensor& x) { return second.forward(first.forward(x)).sum(); }
@@ -191,7 +191,7 @@ TEST(FsdpControls, UnshardReadsWeightsThatHaveJustChanged) {
   });
 }
 
-// Before the first forward nobody knows which unit is the root: its controls may be called on any.
+// Before the first forward the root is unknown: its controls may be called on any unit.
 TEST(FsdpControls, OfTheRootReachItFromAUnitThatHasNotRun) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Chain plain, chain;

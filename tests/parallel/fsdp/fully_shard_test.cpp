@@ -1,5 +1,5 @@
-// test_fully_shard_init.py: what fully_shard manages, how it cuts, and what the first forward
-// settles. Each test bears its upstream test's name.
+// test_fully_shard_init.py: which parameters fully_shard manages, how it shards them, and what the first forward fixes.
+// Each test has its upstream test's name.
 
 #include <ATen/ops/ones.h>
 #include <torch/nn/modules/conv.h>
@@ -23,7 +23,7 @@ Names managed_by(const torch::nn::Module& module) {
   return names;
 }
 
-/// in_proj, relu, out_proj, and a buffer, as upstream's MLP.
+/// in_proj, relu, out_proj, and a buffer, as in upstream's MLP.
 struct MlpImpl : torch::nn::Module {
   explicit MlpImpl(int64_t width, uint64_t seed = 1, at::Device device = device_of_tests())
       : in_proj(add("in_proj", {{2 * width + 1, width}, {2 * width + 1}}, seed, device)),
@@ -45,7 +45,7 @@ struct MlpImpl : torch::nn::Module {
 };
 using Mlp = Hooked<MlpImpl>;
 
-/// Mlps one after another.
+/// Mlps in sequence.
 struct MlpsImpl : torch::nn::Module {
   explicit MlpsImpl(int depth, int64_t width = 5, at::Device device = device_of_tests()) {
     for (int i = 0; i < depth; ++i)
@@ -136,7 +136,7 @@ TEST(FullyShardInit, test_managed_modules_list_of_mlps) {
 TEST(FullyShardInit, test_managed_states_shared_params_and_buffers) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Mlps model(3);
-    for (int i : {1, 2}) {  // one weight and one buffer of the first in all three
+    for (int i : {1, 2}) {  // all three share the first one's weight and buffer
       model.mlps[i]->register_parameter("tied", model.mlps[0]->in_proj->w[0]);
       model.mlps[i]->register_buffer("shared_scale", model.mlps[0]->scale);
     }
@@ -155,7 +155,7 @@ TEST(FullyShardInit, test_managed_states_nested_fully_shard) {
     EXPECT_EQ(model.mlps[0]->in_proj->w[0].size(0), world->rank() == 0 ? 6 : 5);
     EXPECT_EQ(model.mlps[1]->in_proj->w[0].size(0), 11);
     const at::Tensor rows = sharded_view(model.mlps[0]->in_proj->w[0]).local;
-    fully_shard(model, {.mesh = flat_mesh(world)});  // leaves what the inner call sharded
+    fully_shard(model, {.mesh = flat_mesh(world)});  // skips what the inner call sharded
     EXPECT_TRUE(sharded_view(model.mlps[0]->in_proj->w[0]).local.is_alias_of(rows));
     EXPECT_EQ(model.mlps[1]->in_proj->w[0].size(0), world->rank() == 0 ? 6 : 5);
   });
@@ -201,7 +201,7 @@ TEST(FullyShardInit, test_get_param_module_infos_shared_params) {
     EXPECT_EQ(managed_by(model), (Names{"a.w0"}));
     model.forward(fixed({4, 5}, 2)).sum().backward();
     EXPECT_TRUE(model.full);
-    for (const auto& slot : model.slots) {  // one tensor, sharded again in every slot
+    for (const auto& slot : model.slots) {  // one tensor, resharded in every slot
       EXPECT_TRUE(slot->w[0].is_same(model.slots[0]->w[0]));
       EXPECT_EQ(slot->named_parameters()["w0"].size(0), world->rank() == 0 ? 3 : 2);
       EXPECT_TRUE(slot->w[0].grad().defined());
@@ -222,7 +222,7 @@ TEST(FullyShardInit, test_get_param_module_infos_duplicates) {
     EXPECT_TRUE(at::equal(y, expected));
     expected.sum().backward();
     y.sum().backward();
-    EXPECT_EQ(model.named_parameters().size(), 8U);  // both paths name the one module's four
+    EXPECT_EQ(model.named_parameters().size(), 8U);  // both paths lead to the same module with four parameters
     expect_gradients_of(plain, model);
   });
 }
@@ -233,7 +233,7 @@ TEST(FullyShardInit, test_get_param_module_infos_list_of_mlps) {
     torch::nn::Module* const list[] = {model.mlps[0].get(), model.mlps[1].get()};
     fully_shard(list, {.mesh = flat_mesh(world)});
     fully_shard(model, {.mesh = flat_mesh(world)});
-    EXPECT_TRUE(fsdp_state(model)->groups().empty());  // nothing was left
+    EXPECT_TRUE(fsdp_state(model)->groups().empty());  // no parameter was left
     model.forward(fixed({4, 5}, 2));
     EXPECT_EQ(managed_by(*model.mlps[1]), (Names{"0.in_proj.w0", "0.in_proj.w1", "0.out_proj.w0", "0.out_proj.w1",
                                                  "1.in_proj.w0", "1.in_proj.w1", "1.out_proj.w0", "1.out_proj.w1"}));
@@ -296,7 +296,7 @@ TEST(FullyShardInit, test_fully_shard_is_root) {
     Mlps model(3);
     for (int i : {0, 2}) fully_shard(*model.mlps[i], {.mesh = flat_mesh(world)});
     fully_shard(model, {.mesh = flat_mesh(world)});
-    EXPECT_EQ(fsdp_state(model)->context(), nullptr);  // nobody knows before the first forward
+    EXPECT_EQ(fsdp_state(model)->context(), nullptr);  // unknown before the first forward
     model.forward(fixed({4, 5}, 1));
     const auto* context = fsdp_state(model)->context();
     EXPECT_EQ(context->states, (std::vector<FsdpState*>{fsdp_state(model).get(), fsdp_state(*model.mlps[0]).get(),
@@ -347,7 +347,7 @@ TEST(FullyShardInit, test_reset_sharded_param_in_lazy_init) {
     Mlps model(1);
     fully_shard(model, {.mesh = flat_mesh(world)});
     MlpsImpl plain(1);
-    uint64_t seed = 900;  // other weights than it was sharded with: whole ones, or local rows
+    uint64_t seed = 900;  // weights other than the sharded ones: whole, or local rows
     for (const auto& item : plain.named_parameters()) {
       item.value().set_data(fixed(item.value().sizes(), ++seed));
       const at::Tensor w = model.named_parameters()[item.key()];
@@ -386,8 +386,8 @@ TEST(FullyShardInit, test_meta_device_1d_init) {
           x = x.to(at::kBFloat16);
           for (const auto& mlp : plain.mlps) mlp->scale.set_data(mlp->scale.to(at::kBFloat16));
         }
-        // Every rank has the same input, so bf16 gradients survive the average of three: the
-        // single-precision ones may differ from plain ones in the last bit.
+        // Every rank has the same input, so averaging three bf16 gradients changes nothing; fp32 ones may differ from
+        // the plain model's in the last bit.
         model.forward(x).sum().backward();
         plain.forward(x).sum().backward();
         const auto expected = plain.named_parameters();
@@ -443,7 +443,7 @@ TEST(FullyShardInit, test_rank0_broadcast_meta_device_init) {
   }
 }
 
-/// Three steps of the same model on both meshes, bit for bit.
+/// Three steps of the same model on both meshes, bit-identical.
 void expect_equal_training(const DeviceMeshPtr& mesh, const DeviceMeshPtr& from_groups) {
   Mlps reference(2), model(2);
   for (const auto& mlp : reference.mlps) fully_shard(*mlp, {.mesh = mesh});
@@ -486,7 +486,7 @@ TEST(FullyShardInit, test_2d_process_group_init) {
 TEST(FullyShardInit, test_hsdp_broadcast_across_replicas) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, Names{"replicate", "shard"});
-    // Each replica has weights of its own until rank 0 of the replicate dimension gives its rows.
+    // Replicas start with different weights until rank 0 of the replicate dimension broadcasts its rows.
     Formula unit({{5, 6}, {5}}, MlpImpl::biased, at::kFloat, static_cast<uint64_t>(100 * mesh->coordinate(0)));
     FormulaImpl plain({{5, 6}, {5}}, MlpImpl::biased, at::kFloat, 0);
     fully_shard(unit, {.mesh = mesh});
@@ -499,7 +499,7 @@ TEST(FullyShardInit, test_hsdp_broadcast_across_replicas) {
       plain.forward(x).pow(2).sum().backward();
       unit.forward(x).pow(2).sum().backward();
       average_gradients(plain, *world);
-      expect_gradients_of(plain, unit, 1e-6);  // averaged in two steps: another order of additions
+      expect_gradients_of(plain, unit, 1e-6);  // averaged in two steps: different order of additions
       descend(plain);
       descend(unit);
     }

@@ -1,5 +1,5 @@
-// The buffers that gathers travel in: how long each is held, and for whom. On the simulated device,
-// which counts memory and sees what is handed out too early.
+// Lifetime of all-gather buffers. On the simulated device, which counts memory and detects memory that is reused too
+// early.
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
@@ -55,8 +55,8 @@ TEST_F(GatherBuffers, NoneIsHeldAfterBackward) {
   EXPECT_LE(allocated().current, 5 * kUnit + kSlack);
 }
 
-/// A unit gathered by hand on another stream, in the middle of forward: the buffer held for the
-/// unit before it is still being read on this one.
+/// A unit is unsharded explicitly on another stream in the middle of forward, while this stream still reads the buffer
+/// held for the previous unit.
 TEST_F(GatherBuffers, AGatherOnAnotherStreamLetsGoOfTheBufferThatThisOneReads) {
   const auto side = c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(kGpu);
   chain_.root.body = [&](const Weights& w, at::Tensor x) {

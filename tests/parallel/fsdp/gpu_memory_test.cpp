@@ -1,5 +1,4 @@
-// What docs/group_life_cycle.md says about memory, to the byte, and that it does not grow; on the
-// simulated device.
+// Memory as documented in docs/group_life_cycle.md, to the byte, and without growth; on the simulated device.
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -14,10 +13,10 @@
 namespace megashard::testing {
 namespace {
 
-/// What the allocator hands out for so many bytes.
+/// Size of the block that the allocator returns for `bytes`.
 int64_t block(int64_t bytes) { return (bytes + 511) / 512 * 512; }
 
-/// Of the bytes of the current device.
+/// Allocator statistics of the current device.
 struct Bytes {
   int64_t current, peak, reserved;
 };
@@ -50,17 +49,17 @@ struct Job {
   static constexpr int64_t kUnits = 4, kRows = 2;
   int64_t gathered_element() const { return mixed ? 2 : 4; }
   int64_t local() const { return (width + ranks - 1) / ranks * width; }  // elements
-  static constexpr int64_t kFlags = 1;  // an element a parameter: which ranks had its gradient
-  // Blocks.
+  static constexpr int64_t kFlags = 1;  // one element per parameter: number of ranks that had its gradient
+  // Sizes of blocks.
   int64_t stored() const { return block(local() * 4); }
-  int64_t full() const { return block(width * width * gathered_element()); }  // or its gradient
+  int64_t full() const { return block(width * width * gathered_element()); }  // an unsharded parameter, or its gradient
   int64_t packed() const { return block(ranks * ((local() * gathered_element() + 15) / 16 * 16)); }
   int64_t reduced_part() const { return ((local() + kFlags) * 4 + 127) / 128 * 128; }
   int64_t to_reduce() const { return block(ranks * reduced_part()); }
   int64_t reduced() const { return block(reduced_part()); }
   int64_t activation() const { return block(kRows * width * gathered_element()); }
   int64_t input() const { return block(kRows * width * 4) + (mixed ? activation() : 0); }
-  // Moments.
+  // Peaks and totals.
   int64_t sharded() const { return (kUnits + 1) * stored(); }
   int64_t forward_peak() const {
     const int64_t gathering = full() + 2 * packed() + (kUnits - 1) * activation();
@@ -68,7 +67,7 @@ struct Job {
     return sharded() + input() + std::max(gathering, computing);
   }
   int64_t after_forward() const { return sharded() + input() + kUnits * activation() + block(4); }
-  int64_t backward_peak() const {  // the second unit's, of which the first one's is gathered
+  int64_t backward_peak() const {  // at the second unit, while the first one's weight is gathered
     const int64_t gradients = to_reduce() + (kUnits - 2) * reduced();
     const int64_t activations = 3 * activation() + 2 * block(4);
     return sharded() + input() + 3 * full() + packed() + gradients + activations;
@@ -111,7 +110,7 @@ TEST_F(GpuMemory, IsWhatTheFormulaSays) {
   }
 }
 
-/// 200 steps hold after the last what they held after the third.
+/// After the last of 200 steps memory use is the same as after the third.
 void expect_no_growth(const ProcessGroupPtr& world, const std::vector<int>& mesh,
                       const std::function<void(FullyShardOptions&)>& choose = nullptr) {
   const std::vector<std::string> names = {"replicate", "shard"};

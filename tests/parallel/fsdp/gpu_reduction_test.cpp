@@ -1,5 +1,5 @@
-// Reductions on a GPU, where their streams and what makes the host wait matter: on the simulated
-// device (MEGASHARD_TEST_DEVICE=sim), which also reports what they do without an order.
+// Reductions on a GPU, where streams and host syncs matter: on the simulated device (MEGASHARD_TEST_DEVICE=sim), which
+// also reports missing ordering.
 
 #include <ATen/ops/equal.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -19,7 +19,7 @@ class GpuReduction : public ::testing::Test {
   void SetUp() override { MEGASHARD_SIM_ONLY(); }
 };
 
-/// How often the hosts of all ranks waited for a device while `work` ran; known to rank 0.
+/// Number of times the hosts of all ranks waited for a device while `work` ran; known to rank 0.
 int64_t host_syncs(const ProcessGroup& world, std::barrier<>& all, const std::function<void()>& work) {
   all.arrive_and_wait();
   if (world.rank() == 0) simulated_cuda().take_host_syncs();
@@ -34,7 +34,7 @@ int64_t host_syncs(const ProcessGroup& world, std::barrier<>& all, const std::fu
   return count;
 }
 
-/// A converted gradient is written while backward goes on; a second microbatch adds to it.
+/// A converted gradient is written during backward; a second microbatch adds to it.
 TEST_F(GpuReduction, OneRankConvertsAndAddsInOrder) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     for (const bool offload : {false, true}) {
@@ -50,12 +50,12 @@ TEST_F(GpuReduction, OneRankConvertsAndAddsInOrder) {
   });
 }
 
-/// Since the start.
+/// Allocations since the start.
 int64_t allocations() {
   return at::getDeviceAllocator(at::kCUDA)->getDeviceStats(0).allocation[0].allocated;
 }
 
-/// Gradients in bf16 are cast into a buffer of their unit, but added to those of earlier microbatches without one.
+/// bf16 gradients are cast into a buffer of their unit, but added to those of earlier microbatches without one.
 TEST_F(GpuReduction, OneRankAddsNarrowGradientsAsTheyAre) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     FullyShardOptions options{.mesh = flat_mesh(world)};
@@ -83,7 +83,7 @@ TEST_F(GpuReduction, OneRankAddsNarrowGradientsAsTheyAre) {
     set_requires_gradient_sync(chain.root, false);
     chain.backward(chain.forward(3));
     set_requires_gradient_sync(chain.root, true);
-    chain.backward(chain.forward(4));  // and the one before, together in fp32
+    chain.backward(chain.forward(4));  // added to the previous one, in fp32
     EXPECT_TRUE(at::equal(unguarded(chain.root.w[0].grad()), own[0] + own[1] + own[2] + (own[3] + own[4])));
   });
 }

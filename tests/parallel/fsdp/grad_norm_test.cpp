@@ -24,7 +24,7 @@ std::vector<at::Tensor> with_gradients(at::ScalarType dtype = at::kFloat) {
     parameter.mutable_grad() = values.view(sizes).to(dtype);
     parameters.push_back(parameter);
   }
-  parameters.push_back(at::zeros({4}).requires_grad_());  // never used: no gradient
+  parameters.push_back(at::zeros({4}).requires_grad_());  // unused: no gradient
   return parameters;
 }
 
@@ -69,7 +69,7 @@ TEST(GradNormTest, ClipsAsTorchDoes) {
   }
 }
 
-// Parameters of dims that the ranks do not share evenly, each a unit of its own mesh.
+// Parameters of sizes that do not divide evenly over ranks, each a unit with its own mesh.
 struct Rows : torch::nn::Module {
   explicit Rows(std::vector<std::vector<int64_t>> sizes) {
     for (size_t i = 0; i < sizes.size(); ++i) {
@@ -83,8 +83,8 @@ at::Tensor whole_gradient(const std::vector<int64_t>& sizes) {
   return (at::arange(1, c10::multiply_integers(sizes) + 1, at::kFloat) * 0.7).sin().view(sizes);
 }
 
-/// Gives every parameter its rows of a gradient that is the same in every world; returns them
-/// whole, in a row.
+/// Assigns every parameter its rows of a gradient that is the same in every world; returns the whole gradients,
+/// concatenated.
 at::Tensor give_gradients(torch::nn::Module& module) {
   std::vector<at::Tensor> flat;
   for (const auto& parameter : module.parameters()) {
@@ -147,7 +147,7 @@ TEST(GradNormTest, ParametersOnSeveralMeshes) {
       wholes.push_back(give_gradients(*module));
       for (const auto& parameter : module->parameters()) parameters.push_back(parameter);
     }
-    // A rank that did not use a parameter takes part in the reduction all the same.
+    // A rank that did not use a parameter still takes part in the reduction.
     if (world->rank() == 3) narrow.parameters()[0].mutable_grad().reset();
     calls.clear();
     const double norm = total_grad_norm(parameters).item<double>();

@@ -1,4 +1,4 @@
-// test_fully_shard_grad_scaler.py: one rank's overflow is every rank's.
+// test_fully_shard_grad_scaler.py: an overflow on one rank counts on all.
 
 #include <cmath>
 #include <limits>
@@ -34,10 +34,10 @@ void expect_scaling(const DeviceMeshPtr& mesh) {
   EXPECT_TRUE(scaler.finite());
   expect_gradients_of(plain.root, chain.root);  // powers of two: exact
   scaler.update();
-  EXPECT_EQ(scaler.scale(), 4);  // one good step of two
+  EXPECT_EQ(scaler.scale(), 4);  // one of two good steps
 
   for (const float overflow : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    for (int rank = 0; rank < ranks; ++rank) {  // whoever has the rows; replicas agree
+    for (int rank = 0; rank < ranks; ++rank) {  // the rank that has the rows; the same on replicas
       const double before = scaler.scale();
       scaled_backward(scaler, plain, chain);
       if (mesh->group(mesh->ndim() - 1)->rank() == rank) {
@@ -52,7 +52,7 @@ void expect_scaling(const DeviceMeshPtr& mesh) {
   }
 
   const double backed_off = scaler.scale();
-  for (int step = 0; step < 2; ++step) {  // an overflow begins the interval anew
+  for (int step = 0; step < 2; ++step) {  // an overflow restarts the interval
     EXPECT_EQ(scaler.scale(), backed_off);
     scaled_backward(scaler, plain, chain);
     scaler.unscale_(parameters);
@@ -109,7 +109,7 @@ TEST(FullyShardGradScaler, MisuseThrows) {
   contains(message_of([] { GradScaler({.hysteresis = 0}); }), "check GradScaler's options");
 }
 
-/// The scales after steps of which "x" overflowed.
+/// Scales after steps; "x" marks an overflow.
 std::vector<double> scales_after(GradScaler& scaler, const std::string& steps) {
   std::vector<double> scales;
   for (const char step : steps) {
@@ -122,15 +122,15 @@ std::vector<double> scales_after(GradScaler& scaler, const std::string& steps) {
 TEST(GradScaler, BacksOffWhenHysteresisIsUsedUpAndGrowsByTheWindow) {
   using Scales = std::vector<double>;
   GradScaler scaler({.initial_scale = 8, .growth_interval = 3, .min_scale = 2, .hysteresis = 2}, device_of_tests());
-  EXPECT_EQ(scales_after(scaler, "x..x"), (Scales{8, 8, 8, 4}));  // not anew by good steps
-  EXPECT_EQ(scales_after(scaler, "xxx"), (Scales{2, 2, 2}));      // no further down
-  EXPECT_EQ(scales_after(scaler, "...x"), (Scales{2, 2, 4, 4}));  // grown: the count is anew
+  EXPECT_EQ(scales_after(scaler, "x..x"), (Scales{8, 8, 8, 4}));  // good steps do not reset it
+  EXPECT_EQ(scales_after(scaler, "xxx"), (Scales{2, 2, 2}));      // lower bound
+  EXPECT_EQ(scales_after(scaler, "...x"), (Scales{2, 2, 4, 4}));  // growth resets the count
   EXPECT_EQ(scales_after(scaler, "x"), (Scales{2}));
 
   GradScaler constant({.initial_scale = 8, .is_dynamic = false, .growth_interval = 1}, device_of_tests());
   EXPECT_EQ(scales_after(constant, "x.x."), (Scales{8, 8, 8, 8}));
   GradScaler largest({.initial_scale = std::ldexp(1.0, 127), .growth_interval = 1}, device_of_tests());
-  EXPECT_EQ(scales_after(largest, "."), (Scales{std::ldexp(1.0, 127)}));  // twice that is no fp32
+  EXPECT_EQ(scales_after(largest, "."), (Scales{std::ldexp(1.0, 127)}));  // twice that overflows fp32
 }
 
 TEST(GradScaler, GoesOnFromItsState) {

@@ -45,10 +45,10 @@ void expect_accumulation(const AccumulationCase& given, const ProcessGroupPtr& w
       model.forward(x).pow(2).sum().backward();
     }
     average_gradients(stacks.plain, *world);
-    expect_gradients_of(stacks.plain, model, 1e-6);  // sums of averages against averages of sums
+    expect_gradients_of(stacks.plain, model, 1e-6);  // sums of averages versus averages of sums
 
-    // Gathers: the root stays full from forward to backward unless it must be freed; whatever is
-    // not freed after backward serves the next microbatch.
+    // All-gathers: the root stays unsharded from forward to backward unless it must be resharded; parameters that are
+    // not resharded after backward are reused by the next microbatch.
     const int groups = kBlocks + 1;
     const int gathers = given.reshard_after_backward ? 2 * groups * kMicrobatches : groups;
     EXPECT_EQ(count(calls, "all_gather"), gathers);
@@ -64,7 +64,7 @@ void expect_accumulation(const AccumulationCase& given, const ProcessGroupPtr& w
     EXPECT_EQ(count(calls, "all_reduce"), given.replicas ? all_reduces : 0);
     descend(stacks.plain);
     descend(model);
-    for (const auto& item : stacks.plain.named_parameters()) {  // the next step starts equal
+    for (const auto& item : stacks.plain.named_parameters()) {  // the next step starts from equal weights
       const at::Tensor mine = model.named_parameters()[item.key()];
       sharded_view(mine).local.copy_(part_like(item.value(), mine));
     }
@@ -88,7 +88,7 @@ TEST(FullyShardTraining, test_gradient_accumulation) {
   }
 }
 
-/// Gathers of a step of three microbatches by three groups.
+/// Number of all-gathers in a step of three microbatches with three groups.
 int gathers_of_step(const ReshardAfterForward& reshard, const ProcessGroupPtr& world) {
   constexpr int kMicrobatches = 3;
   std::vector<CollectiveCall> calls;
@@ -103,7 +103,7 @@ int gathers_of_step(const ReshardAfterForward& reshard, const ProcessGroupPtr& w
     model.forward(x).pow(2).sum().backward();
   }
   average_gradients(stacks.plain, *world);
-  expect_gradients_of(stacks.plain, model, 1e-6);  // sums of averages against averages of sums
+  expect_gradients_of(stacks.plain, model, 1e-6);  // sums of averages versus averages of sums
   expect_sharded(model);
   return count(calls, "all_gather");
 }
@@ -144,7 +144,7 @@ TEST(FullyShardTraining, test_1f1b_microbatching) {
       set_requires_gradient_sync(model, true);
       set_reshard_after_backward(model, true);
       losses.back().backward();
-      EXPECT_EQ(count(calls, "all_gather"), 3);  // each group once a step
+      EXPECT_EQ(count(calls, "all_gather"), 3);  // each group once per step
       EXPECT_EQ(count(calls, "reduce_scatter"), 3);
       average_gradients(stacks.plain, *world);
       expect_gradients_of(stacks.plain, model);

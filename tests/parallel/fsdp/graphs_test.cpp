@@ -1,5 +1,4 @@
-// A unit in graphs of every shape: called more than once, several graphs alive, evaluation in
-// between.
+// A unit in various graphs: called more than once, several live graphs, evaluation in between.
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tanh.h>
@@ -22,7 +21,7 @@ struct GraphCase {
 class FsdpGraphs : public ::testing::TestWithParam<GraphCase> {
  protected:
   using Call = std::function<at::Tensor(at::Tensor)>;
-  /// Runs `use` with a plain layer and with a unit; their gradients must be equal bit for bit.
+  /// Runs `use` with a plain layer and with a unit; gradients must be bit-identical.
   static void expect_equal(const std::function<void(const Call& call, at::Tensor a, at::Tensor b)>& use,
                            bool inputs_require_grad = true, bool one_backward = true) {
     run_ranks(2, [&](const ProcessGroupPtr& world) {
@@ -36,7 +35,7 @@ class FsdpGraphs : public ::testing::TestWithParam<GraphCase> {
         use([&](at::Tensor x) { return twins.unit.forward(x); }, input(10), input(11));
         if (one_backward || dtype == at::kFloat) {
           twins.expect_equal_gradients();
-        } else {  // the shard adds up in fp32, a plain bf16 parameter in bf16
+        } else {  // the shard accumulates in fp32, a plain bf16 parameter in bf16
           const at::Tensor expected = part_like(twins.plain.w[0].grad(), twins.unit.w[0]);
           EXPECT_LE((twins.unit.w[0].grad() - expected).abs().max().item<float>(),
                     0.01 * expected.abs().max().item<float>());

@@ -1,4 +1,4 @@
-// dtypes of everything that moves under a MixedPrecisionPolicy.
+// dtypes of all communication under a MixedPrecisionPolicy.
 
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -33,7 +33,7 @@ TEST(FsdpMixedPrecision, GathersInParamDtypeReducesInReduceDtypeKeepsTheStoredDt
         },
         options);
     twins.unit.w[0].register_hook([&](const at::Tensor& g) { seen_gradient = g.scalar_type(); });
-    const at::Tensor output = twins.unit.forward(fixed({4, 6}, 1));  // fp32: cast on the way in
+    const at::Tensor output = twins.unit.forward(fixed({4, 6}, 1));  // fp32 input, cast before forward
     EXPECT_EQ(output.scalar_type(), kHalfPrecision);
     output.sum().backward();
     EXPECT_EQ(seen_weight, kHalfPrecision);
@@ -43,12 +43,12 @@ TEST(FsdpMixedPrecision, GathersInParamDtypeReducesInReduceDtypeKeepsTheStoredDt
     ASSERT_EQ(calls.size(), 3U);  // gather, gather again, reduce
     for (size_t i : {0, 1}) {
       EXPECT_EQ(calls[i].operation, "all_gather");
-      EXPECT_EQ(calls[i].dtype, at::kByte);  // packed: 3 rows of 6 in 2 bytes, to a multiple of 16
+      EXPECT_EQ(calls[i].dtype, at::kByte);  // packed: 3 rows of 6 in 2 bytes, rounded up to 16
       EXPECT_EQ(calls[i].numel, 48);
     }
     EXPECT_EQ(calls[2].operation, "reduce_scatter");
     EXPECT_EQ(calls[2].dtype, at::kFloat);
-    EXPECT_EQ(calls[2].numel, 2 * 32);  // 3 rows of 6, one number that says who had a gradient, to 128 bytes
+    EXPECT_EQ(calls[2].numel, 2 * 32);  // 3 rows of 6 and a gradient flag, rounded up to 128 bytes
 
     const at::Tensor& w = twins.unit.w[0];
     EXPECT_EQ(w.scalar_type(), at::kFloat);
@@ -69,7 +69,7 @@ TEST(FsdpMixedPrecision, LargeGradientsTravelInTheirOwnDtypeAndAreAddedInTheRedu
     options.mixed_precision.reduce_dtype = at::kFloat;
     Formula unit({{kRows, 16}}, linear);
     fully_shard(unit, options);
-    const auto gradient = [&](uint64_t step) {  // of this rank, as backward makes it
+    const auto gradient = [&](uint64_t step) {  // of this rank, as from backward
       const auto weight = at::zeros({kRows, 16}, kHalfPrecision).requires_grad_();
       linear({weight}, fixed({4, 16}, data_seed(step, *world)).to(kHalfPrecision)).sum().backward();
       return weight.grad().to(at::kFloat);
@@ -82,7 +82,7 @@ TEST(FsdpMixedPrecision, LargeGradientsTravelInTheirOwnDtypeAndAreAddedInTheRedu
       world->all_reduce(sum, ReduceOp::kAvg).wait();
       EXPECT_TRUE(at::equal(unit.w[0].grad(), sum.narrow(0, world->rank() * kRows / 2, kRows / 2)));
     };
-    const auto dtype_on_the_wire = [&] {  // not of the numbers that say who had a gradient
+    const auto dtype_on_the_wire = [&] {  // without the gradient flags
       const auto is_large = [](const CollectiveCall& call) {
         return call.operation == "reduce_scatter" && call.numel >= kRows * 16;
       };
@@ -97,7 +97,7 @@ TEST(FsdpMixedPrecision, LargeGradientsTravelInTheirOwnDtypeAndAreAddedInTheRedu
     backward(1);
     set_requires_gradient_sync(unit, true);
     backward(2);
-    EXPECT_EQ(dtype_on_the_wire(), at::kFloat);  // the sum of two has no place in 16 bits
+    EXPECT_EQ(dtype_on_the_wire(), at::kFloat);  // the sum of two does not fit in 16 bits
     expect_mean(gradient(1) + gradient(2));
   });
 }

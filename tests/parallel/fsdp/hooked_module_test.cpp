@@ -89,7 +89,7 @@ TEST(HookedModule, TensorsInsideStructsAreCast) {
     const Batch given = batch();
     const Result result = unit.forward(given);
     EXPECT_EQ(unit.seen, at::kBFloat16);
-    EXPECT_EQ(given.x.scalar_type(), at::kFloat);  // the caller's own is untouched
+    EXPECT_EQ(given.x.scalar_type(), at::kFloat);  // the caller's tensor is unchanged
     EXPECT_EQ(result.y.scalar_type(), at::kDouble);
     EXPECT_EQ(result.hidden.second->scalar_type(), at::kDouble);
   });
@@ -139,7 +139,7 @@ TEST(HookedModule, HooksRunInsideSequentialAnyModuleAndHolders) {
   });
 }
 
-/// Calls whatever is between, so that a test may count and replace.
+/// Counts calls and runs functions given by the test.
 struct Counting final : ForwardHooks {
   void pre_forward(TensorRefs inputs) override { inputs_seen += inputs.size(); }
   void post_forward(TensorRefs outputs) override {

@@ -1,5 +1,5 @@
-// Replicas of shards (HSDP), and offload to the host with them. PyTorch keeps these in test_fully_shard_extensions.py
-// and _training.py.
+// Replicas of shards (HSDP), also with CPU offload. PyTorch has these in test_fully_shard_extensions.py and
+// _training.py.
 
 #include <algorithm>
 #include <chrono>
@@ -37,18 +37,18 @@ void expect_hybrid_parity(FullyShardOptions options, bool async_op) {
       here.reshard_after_forward = reshard;
       chain.shard(here);
       if (async_op) set_unshard_async_op(chain.root, true);
-      // A rank that is late by turns.
+      // A different rank is late each time.
       chain.units[1]->body = [&](const Weights& w, at::Tensor x) {
         if (world->rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         return at::linear(x, w[0]);
       };
-      // Averaged in two steps, so that later steps start from weights that differ in the last bit.
+      // Averaged in two steps, so later steps start from weights that differ in the last bit.
       expect_chain_parity(plain, chain, *world, 1e-5);
     });
   }
 }
 
-/// Also notes where its all-reduces are waited for.
+/// Also records where its all-reduces are waited for.
 class WaitNotingGroup final : public RecordingGroup {
  public:
   using RecordingGroup::RecordingGroup;

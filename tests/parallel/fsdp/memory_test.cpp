@@ -1,5 +1,5 @@
-// test_fully_shard_memory.py, counted to the byte: the buffers that a step takes from the pool, by
-// what they are for. One rank of a fake group; cuda_test.cpp asks a GPU's allocator.
+// test_fully_shard_memory.py, to the byte: buffers that a step takes from the pool, by purpose. One rank of a fake
+// group; cuda_test.cpp checks a GPU's allocator.
 
 #include <c10/util/ScopeExit.h>
 
@@ -17,14 +17,14 @@ namespace megashard::testing {
 namespace {
 
 constexpr int kRanks = 2, kDepth = 4, kGroups = kDepth + 1;  // each of one weight [7, 7]
-// Seven rows over two ranks are padded to eight, and one number more says who had a gradient, so
-// that each class of buffers has a size of its own: a rank's 116 bytes, by 128.
-constexpr int64_t kFull = 7 * 7 * 4;             // gathered parameter
+// Seven rows over two ranks are padded to eight, and one gradient flag is added, so that each kind of buffer has its
+// own size: 116 bytes per rank, rounded up to 128.
+constexpr int64_t kFull = 7 * 7 * 4;             // unsharded parameter
 constexpr int64_t kPacked = kRanks * 4 * 7 * 4;  // packed all-gather
 constexpr int64_t kInput = kRanks * 128;         // packed gradients
-constexpr int64_t kReduced = 128;                // reduced; the sharded gradient, in place
+constexpr int64_t kReduced = 128;                // reduced, and the sharded gradient in place
 
-/// Buffers of the pool in use, and the most at once, of each size and in bytes.
+/// Pool buffers in use and their peak, per size and in bytes.
 class BufferCounts {
  public:
   struct Count {
@@ -67,7 +67,7 @@ TEST(FullyShardMemory, test_fully_shard_training_memory) {
     for (int step = 0; step < 3; ++step) {
       counts.restart();
       const at::Tensor loss = chain.forward();
-      // The root, one unit, and the buffer that the unit is being copied out of; or all units.
+      // The root, one unit, and the buffer from which the unit is copied out; or all units.
       EXPECT_EQ(counts.of(kFull).most, reshard ? 2 : kGroups);
       EXPECT_EQ(counts.of(kPacked).most, 1);
       EXPECT_EQ(counts.of(kInput).most, 0);
@@ -83,8 +83,8 @@ TEST(FullyShardMemory, test_fully_shard_training_memory) {
       EXPECT_EQ(counts.of(kPacked).most, reshard ? 1 : 0);
       EXPECT_EQ(counts.of(kInput).most, 1);
       EXPECT_EQ(counts.of(kReduced).most, kGroups);
-      // The first unit's gather, while the second one's gradient is being reduced; or all units,
-      // before the root's weight goes.
+      // The first unit's all-gather during the reduction of the second one's gradient; or all units, before the root's
+      // weight is freed.
       const int64_t most = reshard ? kFull + kPacked + kInput + (kDepth - 1) * kReduced : kGroups * kFull;
       EXPECT_EQ(counts.bytes().most, most);
       EXPECT_LE(most, (reshard ? 4 * kPacked + kFull : kGroups * kFull + kPacked * 3 / 2) + kGroups * kReduced)
@@ -117,7 +117,7 @@ TEST(FullyShardMemory, WhatIsObservedByClassIsAllOfIt) {
       EXPECT_TRUE(is_counted_communication(weight.grad()));
       EXPECT_FALSE(is_counted_communication(weight));
     }
-    chain.forward();  // a model that goes with its gathered parameters
+    chain.forward();  // the model is destroyed while unsharded
   }
   EXPECT_GT(calls, 0);
   EXPECT_EQ(counts.bytes().now, 0);
@@ -138,11 +138,11 @@ TEST(FullyShardMemory, AnOptimizerInBackwardNeedsOneGradient) {
   EXPECT_EQ(counts.bytes().now, 0);
 }
 
-/// Gradients of another dtype than their reduction are copies: the buffers go back at once, and not
-/// at the end of backward (section 1.23.1 of what PyTorch 2.11 does otherwise).
+/// Gradients with another dtype than their reduction are copies: the buffers are freed at once, not at the end of
+/// backward as in PyTorch 2.11.
 TEST(FullyShardMemory, ReplicasKeepNoReducedBufferALayer) {
   BufferCounts counts;
-  Chain chain(kDepth, 9);  // a rank's 5 x 9 numbers and one more are 184 bytes, by 128; gathered they are 90, by 16
+  Chain chain(kDepth, 9);  // a rank's 5 x 9 values and a flag: 184 bytes, by 128; gathered: 90, by 16
   chain.root.to(at::kBFloat16);
   FullyShardOptions options{.mesh = fake_mesh({2, kRanks}, {"replicate", "shard"})};
   options.mixed_precision.reduce_dtype = at::kFloat;
@@ -150,7 +150,7 @@ TEST(FullyShardMemory, ReplicasKeepNoReducedBufferALayer) {
   for (int step = 0; step < 2; ++step) {
     chain.root.forward(fixed({4, 9}, 1).to(at::kBFloat16).requires_grad_()).sum().backward();
     EXPECT_EQ(counts.of(kRanks * 256).most, 1);
-    EXPECT_EQ(counts.of(256).most, 2);  // one all-reduced, one reduce-scattered
+    EXPECT_EQ(counts.of(256).most, 2);  // one in an all-reduce, one in a reduce-scatter
     EXPECT_EQ(counts.bytes().now, 0);
   }
 }
@@ -170,7 +170,7 @@ TEST(FullyShardMemory, AccumulationKeepsWholeGradientsAndNoBuffers) {
     chain.forward().backward();
     EXPECT_EQ(counts.of(kInput).most + counts.of(kReduced).most, 0);
     EXPECT_EQ(counts.bytes().now, 0);
-    EXPECT_EQ(pending_bytes(), kGroups * kFull);  // however many
+    EXPECT_EQ(pending_bytes(), kGroups * kFull);  // for any number of microbatches
   }
   set_requires_gradient_sync(chain.root, true);
   chain.forward().backward();
@@ -188,7 +188,7 @@ TEST(FullyShardMemory, LargeParametersAreGatheredWithoutASecondBuffer) {
   EXPECT_EQ(counts.bytes().most, 2 * kWhole);  // the root and one unit
   counts.restart();
   loss.backward();
-  // A unit, and the one that is being prefetched; the root's weight went first.
+  // A unit and the prefetched one; the root's weight was freed first.
   EXPECT_EQ(counts.of(kWhole).most, 2);
   EXPECT_EQ(counts.of(kWhole / kRanks).now, kGroups);
 }
@@ -253,12 +253,12 @@ TEST(FullyShardMemory, test_fully_shard_del_memory) {
   auto* allocator = new CountingAllocator;
   BufferCounts counts;
   size_t before = 0;
-  for (int time = 0; time < 2; ++time) {  // the first makes what the process keeps
+  for (int time = 0; time < 2; ++time) {  // the first creates what the process keeps
     before = allocator->live();
     Chain chain(kDepth, 7);
     chain.shard({.mesh = fake_mesh(), .reshard_after_forward = false});
     chain.forward().backward();
-    chain.forward();  // a model that still has all its parameters gathered
+    chain.forward();  // a model that is still unsharded
     EXPECT_GE(counts.bytes().now, kGroups * kFull);
     EXPECT_GE(allocator->live(), before + kGroups * 4 * 7 * 4);  // the local rows
   }

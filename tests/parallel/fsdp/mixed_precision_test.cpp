@@ -1,5 +1,4 @@
-// test_fully_shard_mixed_precision.py and _grad_dtype.py: which dtype everything has, and
-// Module::to after fully_shard.
+// test_fully_shard_mixed_precision.py and _grad_dtype.py: dtypes of everything, and Module::to after fully_shard.
 
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/layer_norm.h>
@@ -24,7 +23,7 @@ struct PrecisionCase {
   ReshardAfterForward reshard;
 };
 
-/// Three steps of descent in fp32 on weights that compute in another dtype.
+/// Three steps of gradient descent in fp32 on weights that compute in another dtype.
 void expect_precision_parity(const PrecisionCase& given) {
   run_ranks(2, [&](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;
@@ -34,7 +33,7 @@ void expect_precision_parity(const PrecisionCase& given) {
     options.mixed_precision.reduce_dtype = given.reduce;
     const auto compute = given.param.value_or(at::kFloat);
     const auto reduce = given.reduce.value_or(compute);
-    FormulaImpl master(kSizes, two_layers);  // fp32 weights, as the shards are
+    FormulaImpl master(kSizes, two_layers);  // fp32 weights, like the shards
     Formula unit(kSizes, two_layers);
     fully_shard(unit, options);
     for (uint64_t step = 0; step < 3; ++step) {
@@ -172,7 +171,7 @@ TEST(FullyShardMixedPrecision, test_structured_input_output) {
 
 TEST(FullyShardMixedPrecision, test_float16_on_one_submodule) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    // b computes in fp16 inside an fp32 model, which hands it fp32 and wants fp32 back.
+    // b computes in fp16 inside an fp32 model, which passes fp32 and expects fp32 back.
     for (const bool casts_inputs : {true, false}) {
       Chain chain;
       std::vector<at::ScalarType> inputs, outputs;
@@ -207,7 +206,7 @@ TEST(FullyShardMixedPrecision, test_float16_on_one_submodule) {
   });
 }
 
-struct ExternalImpl : torch::nn::Module {  // the second input is no activation: a mask, a table
+struct ExternalImpl : torch::nn::Module {  // the second input is not an activation: a mask, a table
   ExternalImpl() : w(register_parameter("w", fixed({6, 6}, 1))) {}
   at::Tensor forward(at::Tensor x, at::Tensor table) {
     seen = {x.scalar_type(), table.scalar_type()};
@@ -239,7 +238,7 @@ struct NormsImpl : torch::nn::Module {
         table(register_buffer("table", at::ones({6}))) {}
   at::Tensor forward(at::Tensor x) {
     if (layer_norm) return at::layer_norm(x, {6}, weight, bias) * table.to(x.scalar_type());
-    // As torch wants it: weights and statistics of one dtype, of the activations' or fp32.
+    // torch requires weights and statistics of one dtype: the activations' or fp32.
     const auto dtype = running_mean.scalar_type();
     return at::batch_norm(x, weight.to(dtype), bias.to(dtype), running_mean, running_var, true, 0.1, 1e-5, false);
   }
@@ -280,7 +279,7 @@ TEST(FullyShardMixedPrecision, test_clamp_reduce_dtype) {
     options.mixed_precision.reduce_dtype = at::kFloat;
     Formula unit(kSizes, two_layers);
     fully_shard(unit, options);
-    unit.to(at::kBFloat16);  // now the stored dtype is the compute dtype; the reduction's stays
+    unit.to(at::kBFloat16);  // now the stored dtype is the compute dtype; the reduce dtype stays
     unit.forward(fixed({4, 6}, 1)).sum().backward();
     EXPECT_EQ(calls.back().operation, "reduce_scatter");
     EXPECT_EQ(calls.back().dtype, at::kFloat);
@@ -291,7 +290,7 @@ TEST(FullyShardMixedPrecision, test_clamp_reduce_dtype) {
   });
 }
 
-// Gradients in another dtype than the weights.
+// Gradients with another dtype than the weights.
 
 TEST(FullyShardGradDtype, test_default_gradient_dtype) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
@@ -306,7 +305,7 @@ TEST(FullyShardGradDtype, test_default_gradient_dtype) {
   });
 }
 
-/// y = x wᵀ in bf16, whose weight's gradient is computed and kept in fp32.
+/// y = x wᵀ in bf16; the weight's gradient is computed and kept in fp32.
 struct Fp32WeightGradient : torch::autograd::Function<Fp32WeightGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
     context->save_for_backward({x, w});
@@ -331,7 +330,7 @@ TEST(FullyShardGradDtype, test_fp32_gradient) {
       options.mixed_precision.grad_dtype = at::kFloat;
       Formula unit({{5, 6}}, fp32_gradient, stored);
       fully_shard(unit, options);
-      at::Tensor sum;  // what fp32 arithmetic gives, with no rounding to 16 bits anywhere
+      at::Tensor sum;  // result of fp32 arithmetic without rounding to 16 bits
       for (uint64_t micro = 0; micro < 2; ++micro) {
         const at::Tensor x = fixed({4, 6}, 10 * micro + static_cast<uint64_t>(world->rank())).to(at::kBFloat16);
         unit.forward(x).sum().backward();

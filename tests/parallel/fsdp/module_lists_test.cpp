@@ -1,4 +1,4 @@
-// test_fully_shard_training.py: a list of modules as one group, of which some do not run with the others.
+// test_fully_shard_training.py: a list of modules as one group, some of which do not run with the others.
 
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
@@ -16,7 +16,7 @@ void shard_as_list(Chain& chain, const FullyShardOptions& options) {
   chain.watch();
 }
 
-/// The root returns what precedes the last unit, which the caller runs by itself, on chunks.
+/// The root returns the input of the last unit; the caller runs that unit itself, on chunks.
 void leave_out_last(Chain& chain) {
   chain.root.body = [&chain](const Weights& w, at::Tensor x) {
     return at::linear(chain.units[1]->forward(chain.units[0]->forward(x)), w[0]);
@@ -32,8 +32,7 @@ at::Tensor chunked_loss(Chain& chain, const at::Tensor& hidden) {
   return loss;
 }
 
-/// Equal to the plain chain within the order of additions: a unit that is called on chunks reduces
-/// for each.
+/// Equal to the plain chain up to the order of additions: a unit that is called on chunks reduces once per chunk.
 void expect_chunked_parity(const ProcessGroupPtr& world, const FullyShardOptions& options, int microbatches,
                            const std::function<void(Chain&, int)>& before) {
   Chain plain, chain;

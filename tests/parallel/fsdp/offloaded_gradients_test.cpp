@@ -1,5 +1,5 @@
-// Copies from and to host memory: who adds to gradients, reads them or writes rows has to wait. On
-// a CPU there are none, and the same results.
+// Copies from and to host memory: additions to gradients, reads of gradients and writes of rows must wait. On a CPU
+// there are no copies, and the same results.
 
 #include "parallel/fsdp/fsdp_controls.h"
 #include "tests/support/formula.h"
@@ -8,7 +8,7 @@
 namespace megashard::testing {
 namespace {
 
-/// A unit whose gradients go to pinned memory, and the plain model.
+/// A unit whose gradients are copied to pinned memory, and the plain model.
 struct Offloaded : Twins {
   explicit Offloaded(const ProcessGroupPtr& world)
       : Twins({{6, 6}}, linear, {.mesh = flat_mesh(world), .cpu_offload = CpuOffloadPolicy{}}) {}
@@ -18,7 +18,7 @@ struct Offloaded : Twins {
   }
 };
 
-/// Nothing between backward and the host's read makes the host wait.
+/// No other wait of the host lies between backward and its read.
 TEST(OffloadedGradients, AreThereAfterBackward) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Offloaded twins(world);
@@ -42,7 +42,7 @@ TEST(OffloadedGradients, SecondBackwardsAddToThem) {
   });
 }
 
-/// The second reduction of one backward adds to what the first may still be copying.
+/// The second reduction of one backward adds to a gradient that the first may still be copying.
 TEST(OffloadedGradients, AUnitCalledTwiceInOneBackward) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Offloaded twins(world);
@@ -72,7 +72,7 @@ TEST(OffloadedGradients, RowsThatAreGatheredAreWrittenAfterwards) {
     const c10::NoGradGuard no_grad;
     for (int step = 0; step < 2; ++step) {
       const at::Tensor output = twins.unit.forward(x);
-      sharded_view(twins.unit.w[0]).local.mul_(0.5);  // nothing has waited for the gather yet
+      sharded_view(twins.unit.w[0]).local.mul_(0.5);  // no wait for the gather yet
       EXPECT_TRUE(at::equal(output, twins.plain.forward(x))) << step;
       twins.plain.w[0].mul_(0.5);
     }

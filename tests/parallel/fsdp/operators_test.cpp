@@ -1,5 +1,4 @@
-// Operators that save the weight itself or a view of it: the view reads the bytes that are gathered
-// again for backward.
+// Operators that save the weight itself or a view of it: the view sees the bytes gathered again for backward.
 
 #include <ATen/Functions.h>
 
@@ -14,7 +13,7 @@ struct Operator {
   Sizes parameters;
   std::vector<int64_t> input;
   Body body;
-  bool indices = false;  // the input is
+  bool indices = false;  // the input holds indices
 };
 
 at::Tensor attention(const Weights& w, at::Tensor x) {
@@ -102,7 +101,7 @@ TEST_P(FsdpOperators, ReadTheWeightsGatheredAgain) {
     const at::Tensor output = twins.unit.forward(y);
     ASSERT_TRUE(at::equal(output, expected));
     twins.expect_sharded();
-    const at::Tensor other_memory = at::full({100000}, NAN);  // where the weights were, if anywhere
+    const at::Tensor other_memory = at::full({100000}, NAN);  // may take the weights' former memory
     expected.pow(2).sum().backward();
     output.pow(2).sum().backward();
     twins.expect_equal_gradients();

@@ -1,6 +1,6 @@
-// Communication beside computation: test_fully_shard_overlap.py. One GPU is enough: the ranks are
-// those of a fake group, and every collective takes as long as a kernel that does nothing useful.
-// Skipped on a machine without a GPU; tests/gpu runs it.
+// Overlap of communication and computation: test_fully_shard_overlap.py. One GPU is enough: the ranks belong to a fake
+// group, and every collective takes as long as a kernel that does nothing useful. Skipped without a GPU; tests/gpu runs
+// it.
 
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/zeros.h>
@@ -25,8 +25,8 @@ double milliseconds_of(const std::function<void()>& enqueue) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// A scan down two long columns: one block of the GPU is busy, all others stay free. Long enough
-/// that the host's own time does not count.
+/// A scan down two long columns: keeps one block of the GPU busy and leaves the rest free. Long enough that host time
+/// does not matter.
 class Pause {
  public:
   Pause() {
@@ -74,8 +74,8 @@ class SlowReduceScatter final : public ReduceScatter {
 
 DeviceMeshPtr fake_gpus() { return flat_mesh(make_fake_group({.world_size = 2, .device_type = at::kCUDA})); }
 
-/// Units whose forward and backward each take one pause, and so does every gather and reduction of
-/// a mesh; the units' parameters lie on one mesh or on two.
+/// Units whose forward and backward each take one pause, as does every all-gather and reduction of a mesh; the units'
+/// parameters are on one mesh or two.
 struct PausingUnits {
   static constexpr int kUnits = 8;
 
@@ -132,10 +132,10 @@ class FullyShardOverlap : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Cuda, FullyShardOverlap, ::testing::Values(0));
 
-/// Forward and backward in units of what they would take one after the other: computation, and for
-/// each of `meshes` a gather, in backward a reduction too.
+/// Times of forward and backward as shares of the sequential time: computation, and for each of `meshes` an all-gather,
+/// in backward also a reduction.
 void expect_shares(PausingUnits& model, int meshes, double forward_share, double backward_share) {
-  for (int step = 0; step < 2; ++step) model.forward().backward();  // allocates all there is
+  for (int step = 0; step < 2; ++step) model.forward().backward();  // allocates everything
   const double pause = milliseconds_of([&] {
                          for (int i = 0; i < 8; ++i) model.pause->enqueue();
                        }) /
@@ -148,29 +148,28 @@ void expect_shares(PausingUnits& model, int meshes, double forward_share, double
   EXPECT_LT(backward, backward_share * (1 + 2 * meshes) * PausingUnits::kUnits * pause);
 }
 
-/// Side by side: as long as the computation, and what cannot be hidden of the first gather and the
-/// last reduction.
+/// With overlap: the computation's time plus the first all-gather and the last reduction, which cannot be hidden.
 TEST_P(FullyShardOverlap, test_fully_shard_training_overlap) {
   PausingUnits model;
   expect_shares(model, 1, 0.75, 0.6);
 }
 
-/// As long as the communication of one kind, which here is twice the computation.
+/// The time of one kind of communication, which here is twice the computation.
 TEST_P(FullyShardOverlap, test_fully_shard_per_param_mesh_training_overlap) {
   PausingUnits model(/*two_meshes=*/true);
   model.x.requires_grad_();
   expect_shares(model, 2, 0.8, 0.6);
 }
 
-/// Inputs that need no gradient: the first unit's backward ends with the whole backward.
+/// Inputs without gradients: the first unit's backward ends with the whole backward.
 TEST_P(FullyShardOverlap, test_fully_shard_per_param_mesh_no_grad_input_overlap) {
   PausingUnits model(/*two_meshes=*/true);
   ASSERT_FALSE(model.x.requires_grad());
   expect_shares(model, 2, 0.8, 0.6);
 }
 
-/// Work after the optimizer's step that no gather needs: with an event recorded before it, the
-/// first gather does not wait for it.
+/// Work after the optimizer step that no all-gather needs: with an event recorded before it, the first all-gather does
+/// not wait for it.
 TEST_P(FullyShardOverlap, test_fully_shard_post_optim_event_overlap) {
   PausingUnits model;
   for (int step = 0; step < 2; ++step) model.forward().backward();

@@ -1,5 +1,4 @@
-// The numbered cases of docs/parameter_identity.md, 1 to 13: ways to break a parameter that keeps
-// its identity.
+// Numbered cases 1 to 13 of docs/parameter_identity.md: attempts to break a parameter that keeps its identity.
 
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/ones_like.h>
@@ -46,7 +45,7 @@ TEST(ParameterIdentity, Case01_AccumulatorMadeElsewhereStaysAlive) {
     const at::Tensor before = unit.w[0] * 1.0;  // its accumulator is older than the unit
     fully_shard(unit, resharding(world));
     for (int step = 0; step < 2; ++step) {
-      const auto sharded = message_of([&] { unit.w[0] * 1.0; });  // one row: it would broadcast
+      const auto sharded = message_of([&] { unit.w[0] * 1.0; });  // one row, which would broadcast
       contains(sharded, "parameter 'w0' is sharded here (local rows [1, 6] of [2, 6])");
       plain.forward(fixed({4, 6}, 3)).sum().backward();
       unit.forward(fixed({4, 6}, 3)).sum().backward();
@@ -71,7 +70,7 @@ TEST(ParameterIdentity, Case02_OneAccumulatorThroughEverySwitchOfDtype) {
     twins.zero_grad();
     const at::Tensor expected = twins.plain.forward(x).pow(2).sum();
     const at::Tensor loss = twins.unit.forward(x).pow(2).sum();
-    const auto gradients = torch::autograd::grad({loss}, {twins.unit.w[0]});  // whole, not reduced
+    const auto gradients = torch::autograd::grad({loss}, {twins.unit.w[0]});  // whole, unreduced
     EXPECT_TRUE(at::equal(gradients[0], torch::autograd::grad({expected}, {twins.plain.w[0]})[0]));
     EXPECT_FALSE(twins.unit.w[0].grad().defined());
     twins.expect_sharded();
@@ -97,11 +96,11 @@ TEST(ParameterIdentity, Case04_ComputeOnShardsRaises) {
     contains(message_of([&] { at::embedding(w, small); }), "aten::embedding was called outside");
     contains(message_of([&] { fixed({4, 2}, 1) * scale.unit.w[0]; }), "local rows [1] of [2]");
     contains(message_of([&] { w.norm(); }), "aten::norm was called outside");
-    const c10::NoGradGuard evaluation;  // silent halves are no better in evaluation or logging
+    const c10::NoGradGuard evaluation;  // silent local results are no better in evaluation or logging
     contains(message_of([&] { at::linear(fixed({4, 6}, 1), w); }), "aten::linear was called outside");
     contains(message_of([&] { w.norm(); }), "aten::norm was called outside");
     contains(message_of([&] { w.detach().norm(); }), "aten::norm was called outside");
-    EXPECT_EQ(w.clone().sizes(), at::IntArrayRef({4, 6}));  // optimizers' state is made so
+    EXPECT_EQ(w.clone().sizes(), at::IntArrayRef({4, 6}));  // as optimizers create their state
   });
 }
 
@@ -114,7 +113,7 @@ TEST(ParameterIdentity, Case04_FrozenParametersOfAnotherUnitAreGuardedInsideForw
     fully_shard(unit, resharding(world));
     for (int i = 0; i < 2; ++i)
       contains(message_of([&] { unit.forward(fixed({8, 6}, 1)); }), "aten::add was called outside");
-    EXPECT_EQ(other.w[0].add(1).sizes(), at::IntArrayRef({4, 6}));  // no forward runs any more
+    EXPECT_EQ(other.w[0].add(1).sizes(), at::IntArrayRef({4, 6}));  // no forward is running any more
   });
 }
 
@@ -150,7 +149,7 @@ TEST(ParameterIdentity, Case07_RebindingRaisesOrIsAdopted) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Stack model(1, 6, 7);
     shard_stack(model, resharding(world));
-    model.to(at::kDouble);  // the next gather takes the rows' new dtype over
+    model.to(at::kDouble);  // the next gather adopts the rows' new dtype
     for (const auto& w : model.parameters()) EXPECT_EQ(sharded_view(w).local.scalar_type(), at::kDouble);
     EXPECT_EQ(model.forward(fixed({4, 6}, 1).to(at::kDouble)).scalar_type(), at::kDouble);
     torch::serialize::OutputArchive archive;
@@ -193,7 +192,7 @@ TEST(ParameterIdentity, Case09_TiedParametersAreOneAndOrphansStayWithoutGradient
   run_ranks(2, [](const ProcessGroupPtr& world) {
     auto tie = [](FormulaImpl& model) {
       model.register_parameter("same", model.w[0]);
-      model.w[1] = model.w[0];  // w1 stays registered, and is used no more
+      model.w[1] = model.w[0];  // w1 stays registered but is not used any more
     };
     const Body body = [](const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0]), w[1]); };
     FormulaImpl plain({{6, 6}, {6, 6}}, body);

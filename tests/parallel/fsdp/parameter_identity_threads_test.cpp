@@ -1,6 +1,5 @@
-// The numbered cases of docs/parameter_identity.md from 15 on: threads, views at a unit's edge,
-// autocast, dtypes. Cases 14, 18, 22 and 24 need framework/ and are tested in tests/framework (see
-// the table in the note).
+// Numbered cases of docs/parameter_identity.md from 15 on: threads, views at a unit's edge, autocast, dtypes. Cases 14,
+// 18, 22 and 24 need framework/ and are tested in tests/framework (see the page's table).
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -55,8 +54,7 @@ TEST(ParameterIdentity, Case16_BackwardRunsOnAThreadThatNeverSawForward) {
   });
 }
 
-/// `last` inside `depth` backwards, each inside the one before: beyond 60 the engine changes
-/// thread.
+/// Runs `last` inside `depth` nested backwards: beyond 60 the engine changes threads.
 void nest_backwards(int depth, const std::function<void()>& last) {
   const c10::AutoGradMode recording(true);  // off inside a backward
   if (depth == 0) return last();

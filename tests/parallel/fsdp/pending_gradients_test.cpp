@@ -1,6 +1,5 @@
-// test_fully_shard_pending_grad.py, and of test_fully_shard_conversion.py what conversions do to
-// gradients that wait: whole gradients of backwards without communication can be read, changed,
-// dropped and reduced by hand.
+// test_fully_shard_pending_grad.py, and conversions with pending gradients from test_fully_shard_conversion.py:
+// unsharded gradients of backwards without communication can be read, changed, dropped and reduced explicitly.
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -13,7 +12,7 @@
 namespace megashard::testing {
 namespace {
 
-/// A plain chain and a sharded one that does not communicate.
+/// A plain chain and a sharded one without gradient sync.
 struct Accumulating {
   explicit Accumulating(const FullyShardOptions& options) {
     chain.shard(options);
@@ -75,7 +74,7 @@ TEST(FullyShardPendingGrad, test_native_storage_and_mutations) {
     std::map<const c10::TensorImpl*, const void*> memory;
     for (const auto& [parameter, gradient] : pending_gradients(models.chain.root)) {
       memory[parameter.unsafeGetTensorImpl()] = gradient.data_ptr();
-      gradient.mul_(4);  // what is reduced in the end
+      gradient.mul_(4);  // the value that is finally reduced
     }
     EXPECT_EQ(memory.size(), 4);
     for (const auto& w : models.plain.root.parameters()) w.mutable_grad().mul_(4);
@@ -84,7 +83,7 @@ TEST(FullyShardPendingGrad, test_native_storage_and_mutations) {
       EXPECT_EQ(gradient.data_ptr(), memory.at(parameter.unsafeGetTensorImpl())) << "summed in place";
     synchronize_gradients(models.chain.root);
     expect_gradients_of(models.plain.root, models.chain.root);
-    synchronize_gradients(models.chain.root);  // nothing waits
+    synchronize_gradients(models.chain.root);  // nothing is pending
     expect_gradients_of(models.plain.root, models.chain.root);
   });
 }
@@ -101,7 +100,7 @@ TEST(FullyShardPendingGrad, test_grouped_clear_after_forward) {
     chain.forward(1).backward();
     const at::Tensor loss = chain.forward(2), expected = plain.forward(2);
     clear_pending_gradients(*chain.units[2],
-                            /*recurse=*/false);  // its group's, the first unit's too
+                            /*recurse=*/false);  // its group, which includes the first unit
     EXPECT_EQ(pending_gradients(chain.root).size(), 2);
     EXPECT_TRUE(pending_gradients(*chain.units[0]).empty());
     for (const int cleared : {0, 2}) plain.units[static_cast<size_t>(cleared)]->zero_grad();
@@ -112,8 +111,8 @@ TEST(FullyShardPendingGrad, test_grouped_clear_after_forward) {
   });
 }
 
-/// A pipeline's stage: forwards of two microbatches, then their backwards in turn, each split into
-/// the inputs' gradients, which the stage before waits for, and the weights'.
+/// A pipeline stage: forwards of two microbatches, then their backwards in turn, each split into the inputs' gradients,
+/// which the previous stage waits for, and the weights'.
 TEST(FullyShardPendingGrad, test_grouped_pipeline_split_backward) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Chain plain, chain;
@@ -141,7 +140,7 @@ TEST(FullyShardPendingGrad, test_grouped_pipeline_split_backward) {
   });
 }
 
-/// Each pending gradient is listed with the module's own parameter and has the whole's sizes.
+/// Each pending gradient is listed with the module's own parameter and has the unsharded sizes.
 TEST(FullyShardPendingGrad, test_dtensor_pending_owner) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Accumulating models({.mesh = flat_mesh(world)});
@@ -172,7 +171,7 @@ TEST(FullyShardPendingGrad, test_explicit_sync_divide_factor) {
   });
 }
 
-/// HSDP: this rank owns a part of each gradient, not yet summed over the replicas.
+/// HSDP: this rank owns a part of each gradient, not yet summed over replicas.
 void expect_partial_ownership(int64_t dim) {
   run_ranks(4, [dim](const ProcessGroupPtr& world) {
     Chain plain, chain;
@@ -181,7 +180,7 @@ void expect_partial_ownership(int64_t dim) {
     set_requires_all_reduce(chain.root, false);
     const auto rank = static_cast<uint64_t>(world->rank());
     chain.forward(10 + rank).backward();
-    clear_pending_gradients(chain.root);  // of no effect on what follows
+    clear_pending_gradients(chain.root);  // no effect on later steps
     for (uint64_t micro = 0; micro < 2; ++micro) {
       plain.forward(20 * micro + rank).backward();
       chain.forward(20 * micro + rank).backward();
@@ -211,7 +210,7 @@ TEST(FullyShardPendingGrad, test_native_spmd_accumulation) {
   });
 }
 
-/// Converts with gradients pending: the next forward refuses, however often, until they are gone.
+/// Converts while gradients are pending: every next forward throws until they are cleared.
 void expect_conversion_requires_clear(const std::function<void(Chain& chain)>& convert) {
   run_ranks(2, [&](const ProcessGroupPtr& world) {
     Accumulating models({.mesh = flat_mesh(world)});
@@ -248,7 +247,7 @@ TEST(FullyShardConversion, test_nested_conversion_requires_clear) {
   });
 }
 
-/// The mesh fixes the device: a move is refused whatever waits, and changes nothing.
+/// The mesh fixes the device: a move throws, pending gradients or not, and changes nothing.
 TEST(FullyShardConversion, test_device_only_conversion_requires_clear) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Accumulating models({.mesh = flat_mesh(world)});
@@ -286,7 +285,7 @@ TEST(FullyShardConversion, test_grad_dtype_policy_preserved_after_conversion_and
     for (const auto dtype : {at::kBFloat16, at::kHalf, at::kDouble, at::kHalf}) {
       unit.zero_grad();
       if (dtype == at::kDouble) {
-        unit.w[0].set_data(fixed({7, 6}, 5).to(dtype));  // replaced by another whole
+        unit.w[0].set_data(fixed({7, 6}, 5).to(dtype));  // replaced by another whole weight
       } else {
         unit.to(dtype);
       }
@@ -314,7 +313,7 @@ TEST(FullyShardConversion, test_grad_dtype_change_after_fully_shard_rejected) {
   });
 }
 
-/// A conversion counts although something else looked at the rows first, as optimizers do.
+/// A conversion is noticed even if another reader, such as an optimizer, looked at the rows first.
 TEST(FullyShardConversion, IsNotForgottenWhenTheRowsAreLookedAtFirst) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Twins twins({{7, 6}}, linear, {.mesh = flat_mesh(world)});

@@ -1,5 +1,5 @@
-// Reductions that do more than send: converted from the dtype that they are reduced in, added to
-// gradients that are there, on the streams that reduced them. With and without replicas.
+// Reductions with further work: conversion from the reduce dtype, and addition to existing gradients, on the streams
+// that reduced them. With and without replicas.
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

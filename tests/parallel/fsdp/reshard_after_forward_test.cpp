@@ -1,5 +1,5 @@
-// When groups are gathered, freed and reduced: the order of events, prefetch,
-// reshard_after_forward, lists, nesting. schedule_test.cpp has PyTorch's own cases.
+// When groups are unsharded, resharded and reduced: order of events, prefetch, reshard_after_forward, lists, nesting.
+// schedule_test.cpp has PyTorch's own cases.
 
 #include "tests/support/chain.h"
 #include "tests/support/run_ranks.h"
@@ -51,7 +51,7 @@ TEST(FsdpSchedule, APrefetchThatNobodyUsesIsFreedAtTheEndOfBackward) {
     torch::nn::Module* const late[] = {chain.units[2].get()};
     set_modules_to_backward_prefetch(*chain.units[0], late);
     chain.backward(chain.forward());
-    EXPECT_EQ(chain.events.back(), "reshard c");  // or the next forward would take old weights
+    EXPECT_EQ(chain.events.back(), "reshard c");  // otherwise the next forward would use old weights
     for (const auto& unit : chain.units) EXPECT_EQ(unit->w[0].size(0), 3);
   });
 }
@@ -155,7 +155,7 @@ TEST(FsdpSchedule, UnshardAndReshardByHand) {
     EXPECT_EQ(chain.units[1]->w[0].size(0), 3);
     unshard(*chain.units[1]);
     EXPECT_EQ(sharded_view(chain.units[1]->w[0]).local.size(0),
-              3);  // frees it: the rows may change
+              3);  // resharded: the rows may change
     EXPECT_EQ(chain.units[1]->w[0].size(0), 3);
   });
 }

@@ -1,5 +1,5 @@
-// test_fully_shard_comm.py: what travels, how often, and in which order groups are gathered and
-// reduced. Each test bears its upstream test's name.
+// test_fully_shard_comm.py: number and content of collectives, and the order in which groups are gathered and reduced.
+// Each test has its upstream test's name.
 
 #include <ostream>
 
@@ -18,7 +18,7 @@ const Sizes& odd_sizes() {
   return sizes;
 }
 
-/// Every weight is in the loss, with a factor of the rank's own.
+/// The loss contains every weight, with the rank's own factor.
 at::Tensor sum_of_squares(const Weights& w, at::Tensor x) {
   at::Tensor y = x.sum() * 0;
   for (const auto& each : w) y = y + (each * each).sum() * x[0];
@@ -37,8 +37,8 @@ TEST(FullyShardComm, test_all_gather_fp32) {
         });
         fully_shard(unit, {.mesh = flat_mesh(world), .reshard_after_forward = reshard});
         const at::Tensor loss = unit.forward(fixed({1}, 3).requires_grad_());
-        // Gathered again for backward, over all ranks or from the slices on two of them. Each goes
-        // when its gradient is there.
+        // Gathered again for backward, over all ranks or from the slices on two of them. Each weight is freed when its
+        // gradient is complete.
         seen.resize(2 * plain.w.size());
         for (size_t i = 0; i < plain.w.size(); ++i) {
           unit.w[i].register_hook([&, i](const at::Tensor&) { seen[plain.w.size() + i] = unit.w[i].detach().clone(); });
@@ -51,8 +51,8 @@ TEST(FullyShardComm, test_all_gather_fp32) {
   }
 }
 
-/// The packed reduction equals an all-reduce of each gradient in the reduce dtype; fp16, whose sums
-/// may overflow, is divided by `before` first and by the rest afterwards.
+/// The packed reduction equals an all-reduce of each gradient in the reduce dtype; fp16, whose sums may overflow, is
+/// divided by `before` first and by the rest afterwards.
 void expect_reduce_scatter_in(at::ScalarType dtype, int ranks, double before) {
   run_ranks(ranks, [=](const ProcessGroupPtr& world) {
     Calls calls;
@@ -92,7 +92,7 @@ TEST(FullyShardComm, test_reduce_scatter_fp16) {
   expect_reduce_scatter_in(at::kHalf, 8, 4);
 }
 
-// Counts of collectives in one pass.
+// Number of collectives in one pass.
 
 struct Counts {
   int64_t forward_gathers, backward_gathers, backward_scatters;
@@ -168,7 +168,7 @@ TEST(FullyShardComm, test_set_reshard_after_forward) {
   });
 }
 
-// Exact orders of gathers and ends of backward.
+// Exact order of gathers and of ends of backward.
 
 TEST(FullyShardComm, test_fully_shard_backward_prefetch) {
   const std::vector<ReshardAfterForward> reshards = {true, false, {}, ReshardAfterForward::to(2)};
@@ -190,8 +190,7 @@ TEST(FullyShardComm, test_fully_shard_backward_prefetch) {
         EXPECT_EQ(chain.gathers_and_post_backwards(), expected);
       }
 
-      // Two forwards, one after the other's output, and one backward, which walks back through
-      // both.
+      // Two forwards, the second on the first one's output, and one backward through both.
       chain.events.clear();
       const at::Tensor loss = chain.root.forward(chain.root.forward(fixed({4, 6}, 1).requires_grad_())).sum();
       Events twice = gathers({"Formula", "a", "b", "c"});
@@ -217,7 +216,7 @@ TEST(FullyShardComm, test_fully_shard_backward_prefetch) {
       expect_sharded(chain.root);
     });
   }
-  // A branch that backward does not reach: what is prefetched for it is freed at the end.
+  // A branch that backward does not reach: its prefetched units are freed at the end.
   run_ranks(2, [&](const ProcessGroupPtr& world) {
     Chain plain, chain;
     bool through_b = true;
@@ -358,7 +357,7 @@ TEST(FullyShardComm, test_backward_misprefetch) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Chain plain, chain;
     chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
-    // The wrong way round: each asks for one that has had its backward already.
+    // Wrong order: each prefetches a unit whose backward is already done.
     for (size_t i = 0; i < 3; ++i) {
       torch::nn::Module* const wrong[] = {chain.units[(i + 1) % 3].get()};
       set_modules_to_backward_prefetch(*chain.units[i], wrong);
@@ -379,7 +378,7 @@ TEST(FullyShardComm, test_backward_misprefetch) {
 TEST(FullyShardComm, test_size1_reduceop) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     const auto alone = world->subgroup({world->rank()}, "alone");
-    // One rank in the dimension that shards: nothing moves, and gradients are what they are.
+    // One rank in the sharding dimension: no communication, and gradients stay as they are.
     Calls calls;
     const auto mesh =
         std::make_shared<DeviceMesh>(std::vector<ProcessGroupPtr>{std::make_shared<RecordingGroup>(alone, calls)},
@@ -398,7 +397,7 @@ TEST(FullyShardComm, test_size1_reduceop) {
     }
     EXPECT_TRUE(calls.empty());
 
-    // With replicas: one all-reduce of the average.
+    // With replicas: one averaging all-reduce.
     const auto replicas = recording_mesh(world, {2, 1}, {"replicate", "shard"}, calls);
     FormulaImpl expected(odd_sizes(), sum_of_squares);
     Formula replica(odd_sizes(), sum_of_squares);

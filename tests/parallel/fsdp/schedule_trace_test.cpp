@@ -1,4 +1,4 @@
-// What a run under fully_shard did and when, for people: parallel/fsdp/schedule_trace.h.
+// Readable trace of a run under fully_shard: parallel/fsdp/schedule_trace.h.
 
 #include "parallel/fsdp/schedule_trace.h"
 
@@ -20,7 +20,7 @@ Events as_events(const ScheduleTrace& trace) {
   return events;
 }
 
-/// Upstream logs a line a phase with the module's path; here each phase is an event with it.
+/// Upstream logs a line per phase with the module's path; here each phase is an event with it.
 TEST(FullyShardLogging, test_fsdp_logging) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Chain chain;
@@ -57,7 +57,7 @@ TEST(ScheduleTrace, HearsWhatTheObserverHears) {
         last = event.microseconds;
       }
     }
-    chain.forward().backward();  // nobody listens, and nothing dangles
+    chain.forward().backward();  // no observer, no dangling pointer
     EXPECT_TRUE(chain.events.empty());
   });
 }

@@ -10,7 +10,7 @@
 namespace megashard {
 namespace {
 
-/// Chunks of `whole` in bf16 in a buffer with three elements between them, and back again.
+/// Copies `whole` in bf16 into chunks with three elements between them, and back.
 void expect_round_trip(const std::vector<int64_t>& sizes, int64_t dim, int ranks) {
   const ShardGeometry geometry(sizes, dim, ranks);
   const at::Tensor whole = at::arange(1, geometry.numel + 1, at::kFloat).view(sizes);
@@ -38,7 +38,7 @@ void expect_round_trip(const std::vector<int64_t>& sizes, int64_t dim, int ranks
 TEST(ShardCopies, TakeAWholeApartAndPutItTogether) {
   expect_round_trip({8, 3}, 0, 4);
   expect_round_trip({7, 3}, 0, 3);  // the last rank has one row of three
-  expect_round_trip({5}, 0, 4);     // and here none
+  expect_round_trip({5}, 0, 4);     // the last rank has none
   expect_round_trip({3, 8}, 1, 4);
   expect_round_trip({2, 6, 5}, 1, 2);
   expect_round_trip({4, 4}, 0, 1);
@@ -50,7 +50,7 @@ TEST(ShardCopies, AGradientThatIsMissingIsZero) {
   std::vector<RowsCopy> copies;
   add_chunk_cat(copies, geometry, nullptr, at::kBFloat16, {buffer.data_ptr(), at::kFloat, 7});
   copy_batch(copies, c10::kCPU);
-  EXPECT_EQ(buffer.sum().item<float>(), -2);  // what lies after the chunks stays
+  EXPECT_EQ(buffer.sum().item<float>(), -2);  // bytes after the chunks are unchanged
 }
 
 }  // namespace

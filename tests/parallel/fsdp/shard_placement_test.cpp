@@ -1,5 +1,5 @@
-// Parameters that are cut along another dimension than the first (shard_placement_fn):
-// test_fully_shard_init.py, _training.py and _state_dict.py.
+// Parameters sharded along a dimension other than the first (shard_placement_fn): test_fully_shard_init.py,
+// _training.py and _state_dict.py.
 
 #include <ATen/ops/zeros.h>
 #include <torch/optim/adam.h>
@@ -22,7 +22,7 @@ FullyShardOptions on_largest_dim(const DeviceMeshPtr& mesh) {
   return options;
 }
 
-/// A block of which every matrix is wider in another direction: [2h, h], [h, 2h] and [h].
+/// A block whose matrices are largest in different dimensions: [2h, h], [h, 2h] and [h].
 at::Tensor two_matrices(const Weights& w, at::Tensor x) {
   return x + at::linear(at::linear(x, w[0]).relu(), w[1], w[2]);
 }
@@ -60,7 +60,7 @@ TEST(FullyShardInit, test_init_1d_transformer_shard_largest_dim) {
         EXPECT_EQ(view.local.size(dim) * world->size(), whole[item.key()].size(dim));
         EXPECT_TRUE(at::equal(view.local, part_like(whole[item.key()], item.value())));
       }
-      for (size_t i = 0; i < 2; ++i) {  // and gathers back to what it was
+      for (size_t i = 0; i < 2; ++i) {  // the gathered parameter equals the original
         set_is_last_backward(blocks.root, true);
         unshard(*blocks.units[i]);
         for (size_t k = 0; k < kBlock.size(); ++k)
@@ -159,7 +159,7 @@ TEST(FullyShardTraining, test_train_parity_shard_placement_fn_shard_largest_dim)
           expected.backward();
           loss.backward();
           average_gradients(plain.root, *world);
-          // Replicas are averaged in a second step: another order of additions.
+          // Replicas are averaged in a second step: different order of additions.
           expect_gradients_of(plain.root, blocks.root, replicas ? 1e-5 : 0);
           expect_sharded(blocks.root);
           descend(plain.root, 1e-7);

@@ -1,4 +1,4 @@
-// test_fully_shard_training.py: tied weights, within a group and across groups.
+// test_fully_shard_training.py: tied weights within a group and across groups.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
@@ -11,7 +11,7 @@
 namespace megashard::testing {
 namespace {
 
-/// An embedding, blocks that are units, and a head with the embedding's weight.
+/// An embedding, blocks that are units, and a head tied to the embedding.
 struct TiedImpl : torch::nn::Module {
   explicit TiedImpl(int64_t rows) : table(register_parameter("table", fixed({rows, 5}, 7) * 0.3)) {
     for (const char* name : {"first", "second"}) {
@@ -85,7 +85,7 @@ TEST(FullyShardTraining, AUnitInsideOneThatIsThereIsNoTie) {
 
 TEST(FullyShardTraining, test_layer_by_layer_shard_no_false_positive) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
-    for (int i = 0; i < 20; ++i) {  // each is gone before the next, whose tensors take its places
+    for (int i = 0; i < 20; ++i) {  // each is destroyed before the next, whose tensors reuse its addresses
       Chain one(1);
       fully_shard(*one.units[0], {.mesh = flat_mesh(world)});
     }

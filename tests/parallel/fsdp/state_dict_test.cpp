@@ -1,6 +1,5 @@
-// test_fully_shard_state.py, _state_dict.py, _logging.py and fsdp_dsd: the state behind a module,
-// and the weights as a checkpoint sees them. The state dict of this library is sharded_view over
-// named_parameters().
+// test_fully_shard_state.py, _state_dict.py, _logging.py and fsdp_dsd: a module's state, and the weights as checkpoints
+// see them. This library's state dict is sharded_view over named_parameters().
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -49,7 +48,7 @@ TEST(FullyShardStateClass, test_fully_shard_unsupported_module_cls) {
              "fully_shard does not take containers without a forward (ModuleList)");
     contains(message_of([&] { fully_shard(*dict, {.mesh = flat_mesh(world)}); }),
              "fully_shard does not take containers without a forward (ModuleDict)");
-    StackImpl unhooked(1, 5, 7);  // ours alone: the seam around forward has to be asked for
+    StackImpl unhooked(1, 5, 7);  // only here: hooks around forward must be added explicitly
     contains(message_of([&] { fully_shard(unhooked, {.mesh = flat_mesh(world)}); }), "make it a Hooked<StackImpl>");
   });
 }
@@ -62,11 +61,11 @@ TEST(FullyShardStateClass, test_fully_shard_deepcopy) {
   });
 }
 
-// Weights as a checkpoint sees them.
+// Weights as checkpoints see them.
 
 at::Tensor affine(const Weights& w, at::Tensor x) { return at::linear(x, w[0], w[1]); }
 
-/// Every parameter's whole, gathered from what the ranks' views say.
+/// A whole parameter, assembled from the ranks' views.
 at::Tensor whole_of(const at::Tensor& parameter, ProcessGroup& world) {
   const ShardedTensor view = sharded_view(parameter);
   at::Tensor whole = at::zeros(view.global_sizes);
@@ -76,7 +75,7 @@ at::Tensor whole_of(const at::Tensor& parameter, ProcessGroup& world) {
     mine = mine.narrow(axis, std::min(view.offsets[dim], whole.size(axis)), view.local.size(axis));
   }
   mine.copy_(view.local);
-  // Each element comes from one rank, or equal ones from replicas, and zeros elsewhere.
+  // Each element comes from one rank, or from replicas with equal values; the rest is zero.
   world.all_reduce(whole, ReduceOp::kSum).wait();
   if (view.mesh != nullptr && view.mesh->ndim() == 2) whole.div_(view.mesh->size(0));
   return whole;
@@ -93,7 +92,7 @@ TEST(FullyShardStateDict, test_dp_state_dict_save_load) {
       run_ranks(4, [=](const ProcessGroupPtr& world) {
         Chain plain(2, width), chain(2, width);
         chain.shard({.mesh = mesh_of(world, replicas), .reshard_after_forward = false});
-        chain.forward();  // leaves everything gathered: asking for the state frees it
+        chain.forward();  // leaves everything unsharded: reading the state reshards it
         EXPECT_EQ(chain.units[0]->w[0].size(0), width);
         const auto expected = plain.root.named_parameters();
         std::vector<std::string> names;
@@ -107,7 +106,7 @@ TEST(FullyShardStateDict, test_dp_state_dict_save_load) {
         }
         EXPECT_EQ(names, (std::vector<std::string>{"w0", "a.w0", "b.w0"}));
 
-        // Loading writes through the views: other weights, whole or as rows.
+        // Loading writes through the views: new weights, whole or as rows.
         for (const auto& item : plain.root.named_parameters()) {
           item.value().set_data(item.value().detach() * 3 + 1);
           const at::Tensor mine = chain.root.named_parameters()[item.key()];
@@ -134,7 +133,7 @@ TEST(FullyShardStateDict, test_cached_state_dict) {
     run_ranks(2, [&](const ProcessGroupPtr& world) {
       Chain chain;
       chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = reshard});
-      ShardedTensors cached;  // taken once, before the first forward
+      ShardedTensors cached;  // read once, before the first forward
       for (const auto& item : chain.root.named_parameters())
         cached.emplace_back(item.key(), sharded_view(item.value()));
       for (uint64_t step = 0; step < 3; ++step) {
@@ -168,7 +167,7 @@ TEST(FullyShardStateDict, test_dp_state_dict_cpu_offload) {
       }
       fully_shard(model, options);
       fully_shard(deferred, options);
-      // A part of the weights was loaded: the first forward says which are missing.
+      // Only some weights were loaded: the first forward names the missing ones.
       assign_full_parameter(deferred.w[0], plain.w[0]);
       contains(message_of([&] { deferred.forward(fixed({4, 6}, 1)); }), "still on the meta device: w1");
       assign_full_parameter(deferred.w[1], plain.w[1]);
@@ -207,7 +206,7 @@ TEST(FullyShardStateDict, test_rank0_offload_full_state_dict) {
   }
 }
 
-/// The whole of every weight after two steps, with the plain model's names in its order.
+/// All whole weights after two steps, with the plain model's names in its order.
 void expect_full_state(const ProcessGroupPtr& world, const FullyShardOptions& options) {
   StackImpl plain(2, 5, 7);
   Stack model(2, 5, 7);

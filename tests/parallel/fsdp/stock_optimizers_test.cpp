@@ -1,5 +1,5 @@
-// Stock optimizers on sharded parameters, empty shards included: they see local rows and step as
-// they would step the whole. (The torch/optim headers are slow to compile: keep them in this file.)
+// Stock optimizers on sharded parameters, empty shards included: they see local rows and step like on the whole. (The
+// torch/optim headers are slow to compile: keep them in this file.)
 
 #include <ATen/ops/linear.h>
 #include <torch/optim/adagrad.h>
@@ -90,7 +90,7 @@ TEST(ParameterIdentity, Case09_TiedParametersInStockOptimizersStepAsInPlainTorch
     torch::optim::SGD expected(plain.parameters(), 0.1), optimizer(unit.parameters(), 0.1);
     plain.forward(fixed({4, 6}, 1)).sum().backward();
     unit.forward(fixed({4, 6}, 1)).sum().backward();
-    expected.step();  // C++ lists a tied parameter twice, and steps it twice: our own Optimizer once
+    expected.step();  // C++ lists a tied parameter twice and steps it twice; this library's Optimizer once
     optimizer.step();
     EXPECT_TRUE(at::equal(sharded_view(unit.w[0]).local, part_like(plain.w[0], unit.w[0])));
   });

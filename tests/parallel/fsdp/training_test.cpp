@@ -1,5 +1,5 @@
-// test_fully_shard_training.py: training sharded equals training whole, as DistributedDataParallel
-// does it. Gradients and weights are compared bit for bit: groups on the CPU add in rank order.
+// test_fully_shard_training.py: sharded training equals unsharded training as by DistributedDataParallel. Gradients and
+// weights are compared bit for bit, because groups on the CPU add in rank order.
 
 #include <torch/optim/adam.h>
 
@@ -111,7 +111,7 @@ TEST(FullyShardTraining, test_train_parity_single_group_shard_dim0) {
   }
 }
 
-/// Ranks that are late by turns, in forward and in backward.
+/// Makes a different rank late in each step, in forward and in backward.
 void delay(ProcessGroup& world, uint64_t step) {
   if (static_cast<int>(step) % world.size() == world.rank()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
@@ -148,14 +148,14 @@ TEST(FullyShardTraining, test_non_root_forward_backward) {
     const at::Tensor x = fixed({4, 6}, data_seed(0, *world));
     plain.root.forward(x).sum().backward();
     chain.root.forward(x).sum().backward();
-    // Then one unit by itself: its backward reduces and frees as the root's does.
+    // One unit by itself: its backward reduces and reshards as the root's does.
     plain.units[0]->forward(x).sum().backward();
     chain.events.clear();
     chain.units[0]->forward(x).sum().backward();
     EXPECT_EQ(chain.events, (Events{"unshard a", "reshard a", "pre_backward a", "unshard a", "post_backward a",
                                     "reshard a", "reduce a"}));
     expect_sharded(chain.root);
-    // Gradients were averaged twice on the shard and once, after adding, on the plain model.
+    // Gradients are averaged twice on the shard, but once, after adding, on the plain model.
     average_gradients(plain.root, *world);
     expect_gradients_of(plain.root, chain.root, 1e-6);
   });
@@ -179,7 +179,7 @@ TEST(FullyShardTraining, test_multi_forward_module) {
         plain.root.forward(x).sum().backward();
         chain.root.forward(x).sum().backward();
         average_gradients(plain.root, *world);
-        expect_gradients_of(plain.root, chain.root, 1e-6);  // one reduction for each use
+        expect_gradients_of(plain.root, chain.root, 1e-6);  // one reduction per use
         expect_sharded(chain.root);
       }
     });
@@ -231,7 +231,7 @@ TEST(FullyShardTraining, test_train_parity_hsdp) {
             stacks.model.forward(x).pow(2).sum().backward();
           }
           average_gradients(stacks.plain, *world);
-          expect_gradients_of(stacks.plain, stacks.model, 2e-6);  // replicas: another order
+          expect_gradients_of(stacks.plain, stacks.model, 2e-6);  // replicas: different order of additions
           descend(stacks.plain, 1e-3);
           descend(stacks.model, 1e-3);
         }
@@ -253,7 +253,7 @@ TEST(FullyShardTraining, test_train_parity_single_worldsize1) {
   });
 }
 
-// Replicas only (replicate of torch.distributed): one rank in the dimension that shards.
+// Replicas only (torch.distributed's replicate): one rank in the sharding dimension.
 
 TEST(FullyShardReplicate, test_train_parity_single_group) {
   run_ranks(3, [](const ProcessGroupPtr& world) {
@@ -279,7 +279,7 @@ TEST(FullyShardReplicate, test_train_parity_multi_group) {
       stacks.model.forward(x).pow(2).sum().backward();
       average_gradients(stacks.plain, *world);
       expect_gradients_of(stacks.plain, stacks.model);
-      EXPECT_EQ(count(calls, "all_reduce"), 4);  // one a group, and nothing else
+      EXPECT_EQ(count(calls, "all_reduce"), 4);  // one per group, and nothing else
       EXPECT_EQ(calls.size(), 4U);
       descend(stacks.plain);
       descend(stacks.model);

@@ -1,4 +1,4 @@
-// Units that are merged, split and made anew between steps: what is computed stays the same.
+// Units that are merged, split and created between steps: results stay the same.
 
 #include "parallel/fsdp/unit_plan.h"
 
@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// A step of the sharded chain is one of the plain chain, bit for bit.
+/// A step of the sharded chain is bit-identical to one of the plain chain.
 void expect_equal_step(Chain& plain, Chain& chain, uint64_t step, ProcessGroup& world) {
   plain.root.zero_grad();
   chain.root.zero_grad();
@@ -79,7 +79,7 @@ TEST(UnitPlans, MergedUnitsAreGatheredAndReducedAsOne) {
   });
 }
 
-/// The root calls a module that holds two others, as a decoder layer does.
+/// The root calls a module that contains two others, like a decoder layer.
 struct Nested {
   Nested() : root({{6, 6}}, linear), layer(std::make_shared<Formula>(Sizes{{6, 6}}, linear, at::kFloat, 20)) {
     for (const uint64_t seed : {30, 40}) {
@@ -119,7 +119,7 @@ TEST(UnitPlans, AUnitThatIsSplitGoesOnCastingAtItsOwnEdges) {
     };
     ASSERT_TRUE(at::equal(step(whole, 1), step(split, 1)));
     apply_unit_plan(split.root, {.units = {{"layer"}, {"layer.part1"}, {"layer.part2"}}});
-    apply_unit_plan(merged.root, {.units = {}});  // its layer casts as before, and holds nothing
+    apply_unit_plan(merged.root, {.units = {}});  // the layer casts as before but has no parameters
     for (const uint64_t seed : {2, 3}) {
       const at::Tensor expected = step(whole, seed);
       EXPECT_TRUE(at::equal(step(split, seed), expected));

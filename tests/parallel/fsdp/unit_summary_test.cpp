@@ -8,7 +8,7 @@ namespace {
 
 TEST(UnitSummary, HasTheBytesOfARankWithPadding) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
-    Chain chain;  // weights of 6 x 6: 2 rows a rank, of which two ranks have none of their own
+    Chain chain;  // weights of 6 x 6: 2 rows per rank; two ranks have only padding
     FullyShardOptions options{.mesh = flat_mesh(world)};
     options.mixed_precision.param_dtype = at::kBFloat16;
     chain.shard(options);
