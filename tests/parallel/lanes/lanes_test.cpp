@@ -1,4 +1,4 @@
-// The lanes of every instruction set that this CPU has; fused_ops_test.cpp runs the kernels of the best.
+// Lanes of every instruction set of this CPU; fused_ops_test.cpp runs the kernels with the best one.
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -22,7 +22,7 @@ namespace {
 #include "parallel/lanes/each_instruction_set.inc"
 #undef MEGASHARD_WITH_LANES
 
-/// Of every exponent and sign, with what rounds down, up and to even; infinities, NaN; an odd number of them.
+/// All exponents and signs, with values that round down, up and to even; Inf, NaN; an odd number of values.
 std::vector<float> all_kinds() {
   std::vector<float> values;
   for (uint32_t bits = 0; bits <= 0xFFFFU; ++bits) {
