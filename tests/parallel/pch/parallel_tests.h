@@ -1,5 +1,4 @@
-// Precompiled: half of a test's compilation is these headers. Tests include what they use all the
-// same.
+// Precompiled headers: half of a test's compile time. Tests still include what they use.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
