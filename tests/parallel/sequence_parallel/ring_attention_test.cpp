@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 using testing::message_of;
 using testing::run_ranks;
 
-/// Which keys [length, length] the queries see: by place, by a window, by documents of `document` tokens.
+/// Mask [length, length] of the keys that queries attend to: causal, windowed, within documents of `document` tokens.
 at::Tensor seen_of(int64_t length, int64_t window, int64_t document) {
   const auto places = at::arange(length, at::kLong);
   const at::Tensor query = places.unsqueeze(1), key = places.unsqueeze(0);
@@ -39,7 +39,7 @@ at::Tensor seen_of(int64_t length, int64_t window, int64_t document) {
   return seen;
 }
 
-/// Of each row of a sequence the first of its document.
+/// First row of each row's document.
 at::Tensor begins_of(int64_t length, int64_t document) {
   return at::arange(length, at::kLong).div(document, "floor").mul(document).unsqueeze(0);
 }
@@ -95,13 +95,13 @@ struct RingCase {
 };
 
 double distance(const at::Tensor& got, const at::Tensor& expected) {
-  const double largest = expected.abs().max().item<double>();  // 0: of queries that see one key each
+  const double largest = expected.abs().max().item<double>();  // 0 for queries with a single key
   return (got.to(at::kDouble) - expected).abs().max().item<double>() / (largest == 0 ? 1 : largest);
 }
 
 void expect_whole_attention(const RingCase& c) {
   SCOPED_TRACE(c.text());
-  // In host memory, which all ranks may read.
+  // In host memory, which all ranks can read.
   const auto random = [&](int64_t heads, uint64_t seed) {
     return fixed({2, c.length, heads, c.width}, seed).to(c.dtype).cpu();
   };
@@ -111,8 +111,8 @@ void expect_whole_attention(const RingCase& c) {
   const Heads whole{wide(given.q), wide(given.k), wide(given.v)};
   const at::Tensor expected = attention_by_formula(whole, seen_of(c.length, c.window, c.document), c.scale);
   (expected * weight.to(at::kDouble)).sum().backward();
-  // In fp32 the kernels' exponentials are good to 1e-6, and gradients are sums of `length` of them. In bf16 each part
-  // is rounded, by 2^-9, before the sum.
+  // In fp32 the kernels' exponentials are accurate to 1e-6, and gradients are sums of `length` of them. In bf16 each
+  // part is rounded, by 2^-9, before the sum.
   const double bar = c.dtype == at::kBFloat16 ? 1e-2 : c.dtype == at::kDouble ? 1e-13 : 3e-6;
   run_ranks(c.ranks, [&](const ProcessGroupPtr& world) {
     const SequenceShard shard = share_sequences(world, c.ring).with_length(c.length);
@@ -176,7 +176,7 @@ TEST(RingAttention, KeyHeadsTravelAsTheyAre) {
     };
     const auto q = leaf(6), k = leaf(2), v = leaf(2);
     const at::Tensor out = ring_attention(q, k, v, {}, std::nullopt, shard);
-    ASSERT_EQ(calls.size(), 3U);  // to all others
+    ASSERT_EQ(calls.size(), 3U);  // to all other ranks
     for (const auto& call : calls) {
       EXPECT_EQ(call.operation, "shift");
       EXPECT_EQ(call.dtype, at::kBFloat16);
@@ -184,7 +184,7 @@ TEST(RingAttention, KeyHeadsTravelAsTheyAre) {
     }
     calls.clear();
     out.sum().backward();
-    ASSERT_EQ(calls.size(), 3U + 4U);  // again, and their gradients home
+    ASSERT_EQ(calls.size(), 3U + 4U);  // keys again, and their gradients back
     EXPECT_EQ(std::count_if(calls.begin(), calls.end(), [](const auto& call) { return call.dtype == at::kFloat; }), 4);
     const c10::NoGradGuard no_grad;
     EXPECT_FALSE(ring_attention(q, k, v, {}, std::nullopt, shard).requires_grad());

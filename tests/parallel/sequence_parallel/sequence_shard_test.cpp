@@ -21,7 +21,7 @@ using RowNumbers = std::vector<int64_t>;
 
 at::Tensor on_host(const RowNumbers& rows) { return at::tensor(rows, at::kLong).cpu(); }
 
-/// What each of four ranks has of 16 rows.
+/// Rows of each of four ranks for 16 rows.
 void expect_rows(int64_t ring, const std::vector<RowNumbers>& expected) {
   run_ranks(4, [&](const ProcessGroupPtr& world) {
     const SequenceShard shard = share_sequences(world, ring).with_length(16);
@@ -56,7 +56,7 @@ TEST(SequenceShard, RanksOfAPlaceDivideItsRows) {
 
 TEST(SequenceShard, ThreeRanksOfAPlaceDivideAcrossItsChunks) {
   run_ranks(6, [](const ProcessGroupPtr& world) {
-    const SequenceShard shard = share_sequences(world, 2).with_length(24);  // chunks of 6, 4 rows a rank
+    const SequenceShard shard = share_sequences(world, 2).with_length(24);  // chunks of 6, 4 rows per rank
     const at::Tensor mine = shard.rows_of(at::arange(24, at::kLong), 0);
     if (world->rank() == 1) {
       EXPECT_TRUE(at::equal(mine.cpu(), on_host({4, 5, 18, 19}))) << mine;
