@@ -1,4 +1,4 @@
-// The parts of tensor parallelism: regions, linears, and what a parameter's layout says.
+// Parts of tensor parallelism: regions, linears, and a parameter's layout.
 
 #include "parallel/tensor_parallel_layout.h"
 
@@ -158,7 +158,7 @@ TEST(TensorParallelLayout, OutlivesSetDataAndEndsWithTheTensor) {
   EXPECT_EQ(view.global_sizes, (std::vector<int64_t>{3, 8}));
   EXPECT_EQ(view.offsets, (std::vector<int64_t>{0, 4}));
   EXPECT_EQ(view.placements, (std::vector<Placement>{Placement::shard(1)}));
-  // 200 tensors that die: an address that is used again has no layout.
+  // 200 tensors that are destroyed: a reused address has no layout.
   for (int i = 0; i < 200; ++i) {
     const at::Tensor other = fixed({2}, 1);
     EXPECT_FALSE(tensor_parallel_layout(other).has_value());

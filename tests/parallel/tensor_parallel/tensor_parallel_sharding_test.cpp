@@ -1,4 +1,4 @@
-// FSDP over tensor-parallel layers: where the pieces lie. Names are those of PyTorch's tests.
+// FSDP over tensor-parallel layers: placement of the pieces. Names are those of PyTorch's tests.
 
 #include "framework/modules/deferred_init.h"
 #include "parallel/tensor_parallel_layout.h"
@@ -31,7 +31,7 @@ TEST(FullyShardInit, test_shard_dtensor_parameters) {
     fully_shard(mlp, {.mesh = mesh->submesh({"dp"})});
     fill_whole(mlp, 30);
 
-    // 5 rows a tensor-parallel rank, of which the first FSDP rank has 3.
+    // 5 rows per tensor-parallel rank, 3 of them on the first FSDP rank.
     const auto up = sharded_view(mlp.up->weight);
     EXPECT_EQ(up.global_sizes, (std::vector<int64_t>{10, 6}));
     EXPECT_EQ(up.offsets, (Offsets{5 * tp + 3 * dp, 0}));
@@ -63,7 +63,7 @@ TEST(FullyShardInit, test_shard_dtensor_parameters) {
 TEST(FullyShardInit, test_meta_device_2d_init) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     const auto mesh = mesh_2d(world);
-    // Uneven over FSDP's ranks; with one row a rank for the second of them, which has none.
+    // Uneven over FSDP's ranks: 10, and 2, which leaves the second FSDP rank without rows.
     for (const int64_t hidden : {10, 2}) {
       const auto build = [&](const DeviceMeshPtr& tp, InitTape& tape) {
         auto model = tape.construct([&] { return std::make_shared<ParallelMlp>(6, hidden, tp); });
@@ -91,7 +91,7 @@ TEST(FullyShardInit, test_meta_device_2d_init) {
       const at::Tensor x = fixed({2, 6}, 1 + mesh->coordinate(0));
       expect_near(model->forward(x).detach(), plain->forward(x).detach(), "output");
 
-      // The other way of PyTorch: memory first, then each layer's own initial values.
+      // PyTorch's other way: memory first, then each layer's own initial values.
       InitTape unused(at::detail::createCPUGenerator(5));
       const auto empty = build(mesh->submesh({"tp"}), unused);
       fully_shard(*empty, {.mesh = mesh->submesh({"dp"})});
@@ -108,8 +108,8 @@ TEST(FullyShardInit, test_meta_device_2d_init) {
 }
 
 TEST(FullyShardInit, test_move_states_to_device_dtensor_valid) {
-  // Meta stands for the device: parameters are made on the CPU and end on the mesh's. (LibTorch
-  // does not move a buffer to meta.)
+  // Meta stands for the device: parameters are created on the CPU and move to the mesh's. (LibTorch does not move
+  // buffers to meta.)
   const auto world = make_fake_group({.rank = 1, .world_size = 4, .device_type = at::kMeta});
   const auto mesh = mesh_2d(world);
   ParallelMlp mlp(6, 10, mesh->submesh({"tp"}));
@@ -133,7 +133,7 @@ TEST(FullyShardInit, test_init_2d_transformer_shard_diff_dim) {
     const auto mesh = mesh_2d(world);
     ParallelStack<ParallelBlock> model(8, 12, mesh->submesh({"tp"}));
     fill_whole(model);
-    // FSDP shards the dimension that tensor parallelism does not.
+    // FSDP shards the dimension that tensor parallelism does not shard.
     const auto other_dim = [](const at::Tensor& parameter) {
       const auto layout = tensor_parallel_layout(parameter);
       if (!layout || parameter.dim() == 1) return ShardPlacement{};
@@ -156,7 +156,7 @@ TEST(FullyShardInit, test_init_2d_transformer_shard_diff_dim) {
 
 TEST(FullyShardDtensor, test_sharded_param_correctness_1d) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    // A tensor-parallel dimension of one rank cuts nothing: the shards are torch.chunk's.
+    // A tensor-parallel dimension of one rank does not shard: the shards are torch.chunk's.
     const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 1}, std::vector<std::string>{"dp", "tp"});
     ParallelMlp mlp(6, 7, mesh->submesh({"tp"}));
     fill_whole(mlp, 3);
@@ -174,13 +174,13 @@ TEST(FullyShardDtensor, test_sharded_param_correctness_1d) {
 TEST(FullyShardDtensor, test_fsdp_tp_dtensor_sharded_params) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     const auto mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{4}, std::vector<std::string>{"tp"});
-    // Pure tensor parallelism first: views and wholes without fully_shard.
+    // Pure tensor parallelism first: views and whole weights without fully_shard.
     ParallelMlp mlp(8, 12, mesh);
     fill_whole(mlp, 3);
     EXPECT_EQ(sharded_view(mlp.up->weight).offsets, (Offsets{3 * world->rank(), 0}));
     EXPECT_TRUE(at::equal(assembled(sharded_view(mlp.down->weight), *world), fixed({8, 12}, 7) * 0.5));
-    // Then FSDP over the other dimension: 3 rows of the first weight over 2 ranks, then over 4 of
-    // which the last has none, whose offset is the end of the whole.
+    // Then FSDP over the other dimension: 3 rows of the first weight over 2 ranks, then over 4, where the last has no
+    // rows and its offset is the end of the whole weight.
     const auto wide = make_fake_group({.rank = 3, .world_size = 8});
     const auto grid = std::make_shared<DeviceMesh>(wide, std::vector<int>{4, 2}, std::vector<std::string>{"dp", "tp"});
     ParallelMlp wider(8, 6, grid->submesh({"tp"}));
@@ -189,7 +189,7 @@ TEST(FullyShardDtensor, test_fsdp_tp_dtensor_sharded_params) {
     const auto last = std::make_shared<DeviceMesh>(make_fake_group({.rank = 6, .world_size = 8}),
                                                    std::vector<int>{4, 2}, std::vector<std::string>{"dp", "tp"});
     ParallelMlp empty(8, 6, last->submesh({"tp"}));
-    fully_shard(empty, {.mesh = last->submesh({"dp"})});  // dp 3, tp 0: not where tp 1 begins
+    fully_shard(empty, {.mesh = last->submesh({"dp"})});  // dp 3, tp 0: not the start of tp 1
     EXPECT_EQ(sharded_view(empty.up->weight).offsets, (Offsets{6, 0}));
     EXPECT_EQ(sharded_view(empty.up->weight).local.size(0), 0);
   });

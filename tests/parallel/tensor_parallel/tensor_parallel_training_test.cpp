@@ -1,5 +1,5 @@
-// Training with FSDP over tensor-parallel layers, against the same model on one rank. Names are
-// those of PyTorch's tests.
+// Training with FSDP over tensor-parallel layers, compared to the same model on one rank. Names are those of PyTorch's
+// tests.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros_like.h>
@@ -23,7 +23,7 @@ using Names = std::vector<std::string>;
 struct MeshCase {
   std::vector<int> shape;
   Names names;
-  Names fsdp;  // the dimensions that fully_shard takes
+  Names fsdp;  // the dimensions for fully_shard
 };
 
 const MeshCase kFsdpTp{{2, 2}, {"dp", "tp"}, {"dp"}};
@@ -34,13 +34,13 @@ FullyShardOptions resharded(ReshardAfterForward when) {
   return options;
 }
 
-/// The same model twice: whole, with gradients averaged over the data-parallel ranks by hand, and
-/// sharded over `mesh`.
+/// The same model twice: unsharded, with gradients averaged over the data-parallel ranks explicitly, and sharded over
+/// `mesh`.
 template <class Unit>
 struct ParallelTwins {
   ParallelTwins(DeviceMeshPtr given, const Names& fsdp, const FullyShardOptions& options = FullyShardOptions())
       : mesh(std::move(given)), plain(8, 12, mesh_of_one()), model(8, 12, mesh->submesh({"tp"})) {
-    plain.to(at::kDouble);  // sums in another order hardly differ, so a wrong term shows
+    plain.to(at::kDouble);  // in fp64 the order of additions hardly matters, so a wrong term shows
     model.to(at::kDouble);
     fill_whole(plain);
     fill_whole(model);
@@ -53,7 +53,7 @@ struct ParallelTwins {
     }
   }
 
-  /// One forward and backward of both on this data rank's batch; losses and gradients agree.
+  /// One forward and backward of both on this data rank's batch; losses and gradients must agree.
   void step_and_compare(int step) {
     const at::Tensor x = fixed({2, 3, 8}, 1000 + 10 * static_cast<uint64_t>(step) + data_rank).to(at::kDouble);
     const at::Tensor expected = plain.forward(x).pow(2).sum();
@@ -109,8 +109,8 @@ TEST(FullyShardTraining, test_3d_mlp_with_nd_mesh) {
   train_and_compare<ParallelMlp>({{2, 2, 2}, {"replicate", "shard", "tp"}, {"replicate", "shard"}});
 }
 
-/// A tensor-parallel MLP, then four experts, which the same ranks share out whole (expert
-/// parallelism): token t belongs to expert t % 4.
+/// A tensor-parallel MLP, then four whole experts distributed over the same ranks (expert parallelism): token t belongs
+/// to expert t % 4.
 struct ExpertBlockImpl : torch::nn::Module {
   static constexpr int64_t kExperts = 4;
 
@@ -186,14 +186,12 @@ TEST(FullyShardDtensor, test_dtensor_train_parity) {
   train_and_compare<ParallelMlp>({{2, 2, 1}, names, {"replicate", "shard"}});
 }
 
-// In PyTorch an error; here the ranks that share the memory after forward are any divisor of
-// FSDP's, whatever tensor parallelism does.
+// An error in PyTorch; here reshard_after_forward takes any divisor of FSDP's ranks, independent of tensor parallelism.
 TEST(FullyShardDtensor, test_validation_reshard_after_forward_int_spmd) {
   train_and_compare<ParallelMlp>({{4, 2}, {"dp", "tp"}, {"dp"}}, resharded(ReshardAfterForward::to(2)));
 }
 
-// In PyTorch an error; here a plain parameter beside tensor-parallel ones is simply sharded by
-// FSDP.
+// An error in PyTorch; here FSDP simply shards a plain parameter next to tensor-parallel ones.
 TEST(FullyShardDtensor, test_validation_spmd_mesh_non_dtensor_params) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     ParallelTwins<ParallelMlp> twins(std::make_shared<DeviceMesh>(world, kFsdpTp.shape, kFsdpTp.names), kFsdpTp.fsdp);
@@ -224,7 +222,7 @@ TEST(FullyShardDtensor, test_reduce_scatter_unused_dtensor_param) {
     unit.forward(x).sum().backward();
     const at::Tensor on_all = unused->weight.grad().detach().clone();
     unit.zero_grad();
-    uses_both = mesh->coordinate(0) == 0;  // the second data-parallel rank leaves it out
+    uses_both = mesh->coordinate(0) == 0;  // the second data-parallel rank skips it
     unit.forward(x).sum().backward();
     EXPECT_TRUE(at::equal(unused->weight.grad().detach().clone(), on_all * 0.5));
     EXPECT_TRUE(used->weight.grad().defined());
@@ -246,7 +244,7 @@ TEST(FullyShardComposability, ReplicatedParametersHaveEqualGradientsOnAllTensorP
       mesh->group("tp")->all_gather_into(all, mine).wait();
       EXPECT_TRUE(at::equal(all.narrow(0, 0, mine.numel()), all.narrow(0, mine.numel(), mine.numel()))) << item.key();
     }
-    EXPECT_EQ(replicated, 2 * 5 + 2);  // two norms and a bias a block, and the head
+    EXPECT_EQ(replicated, 2 * 5 + 2);  // two norms and a bias per block, and the head
   });
 }
 
@@ -266,7 +264,7 @@ TEST(FullyShardClipGradNorm, test_clip_grad_norm_2d) {
       EXPECT_EQ(calls.size(), 2U) << "one all-reduce a mesh dimension";
       const auto reference = twins.plain.named_parameters();
       for (const auto& item : twins.model.named_parameters()) {
-        // As fp32: gradients are scaled by a factor of that precision.
+        // Compared in fp32: gradients are scaled by a factor of that precision.
         const at::Tensor clipped = item.value().grad().detach().to(at::kFloat);
         expect_near(clipped, part_like(reference[item.key()].grad(), item.value()).to(at::kFloat), item.key());
       }
