@@ -16,7 +16,7 @@ namespace megashard::testing {
 
 struct AdamWDtypes {
   at::ScalarType main = at::kFloat, gradient = at::kFloat, exp_avg = at::kFloat, exp_avg_sq = at::kFloat;
-  at::ScalarType rounded = at::kByte;  ///< kByte: nothing is
+  at::ScalarType rounded = at::kByte;  ///< kByte: none
 };
 
 inline const std::vector<AdamWDtypes>& adamw_dtypes() {
@@ -30,7 +30,7 @@ inline const std::vector<AdamWDtypes>& adamw_dtypes() {
   return all;
 }
 
-/// Shards of odd sizes, some of them not where vectors can be; one gradient has an infinity and a NaN.
+/// Shards of odd sizes, some not aligned for vectors; one gradient has an Inf and a NaN.
 struct AdamWShards {
   std::vector<at::Tensor> main, gradient, exp_avg, exp_avg_sq, step, rounded;
 
@@ -77,7 +77,7 @@ struct AdamWShards {
     return all;
   }
 
-  /// All that a step writes.
+  /// All tensors that a step writes.
   std::vector<at::Tensor> written() const {
     std::vector<at::Tensor> all;
     for (const auto* list : {&main, &exp_avg, &exp_avg_sq, &rounded}) all.insert(all.end(), list->begin(), list->end());
@@ -85,7 +85,7 @@ struct AdamWShards {
   }
 };
 
-/// Bit for bit, but that a NaN is a NaN.
+/// Bit-identical, except for the bits of NaN.
 inline bool same_numbers(const at::Tensor& one, const at::Tensor& other) {
   const at::Tensor a = one.cpu(), b = other.cpu();
   return (a.eq(b).logical_or(a.isnan().logical_and(b.isnan()))).all().item<bool>();

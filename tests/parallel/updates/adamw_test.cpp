@@ -14,7 +14,7 @@ AdamWNumbers numbers(const double* factor = nullptr, const float* skip = nullptr
   return {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .factor = factor, .skip = skip};
 }
 
-/// The kernel, its threads one after the other.
+/// The kernel, its threads run sequentially.
 void run_threads(std::vector<AdamWPiece> pieces, const AdamWNumbers& of) {
   make_adamw_tables(pieces, of, [](const AdamWTable& table) {
     for (int64_t tile = 0; tile < table.tiles; ++tile) {
@@ -24,7 +24,7 @@ void run_threads(std::vector<AdamWPiece> pieces, const AdamWNumbers& of) {
 }
 void run_loops(std::vector<AdamWPiece> pieces, const AdamWNumbers& of) { adamw_step(pieces, of, c10::kCPU); }
 
-/// The formula in fp64.
+/// The formula, in fp64.
 void run_formula(AdamWShards& shards, const AdamWNumbers& of) {
   for (size_t i = 0; i < shards.main.size(); ++i) {
     const double t = shards.step[i].item<double>();
@@ -57,7 +57,7 @@ TEST(AdamW, IsTheFormula) {
       run_formula(formula, numbers(&factor));
       const auto got = ours.written(), expected = formula.written();
       for (size_t i = 0; i < got.size(); ++i) {
-        // Some roundings on the way, of terms no larger than 4, and that to the dtype.
+        // A few intermediate roundings of terms up to 4, and the rounding to the dtype.
         const double unit = unit_of(got[i].scalar_type()), on_the_way = unit_of(dtypes.main);
         EXPECT_TRUE(at::isclose(got[i].to(at::kDouble), expected[i].to(at::kDouble), unit, 4 * on_the_way, true)
                         .all()
@@ -90,7 +90,7 @@ TEST(AdamW, IsLibTorchsFusedKernel) {
     for (size_t i = 0; i < ours.main.size(); ++i) ours.step[i] += 1, theirs.step[i] += 1;
   }
   const auto one = ours.written(), other = theirs.written();
-  // Sums that are rounded once here and twice there, five times: a unit in the last place of numbers up to 4.
+  // Five sums that are rounded once here and twice there: one unit in the last place of numbers up to 4.
   for (size_t i = 0; i < one.size(); ++i)
     EXPECT_TRUE(at::isclose(one[i], other[i], 2 * 0x1p-23, 4 * 0x1p-23, true).all().item<bool>()) << "tensor " << i;
 }
@@ -125,7 +125,7 @@ TEST(AdamW, OneLaunchForAllOfAModelsParameters) {
   EXPECT_EQ(launches_of(AdamWTable::kCapacity + 1), 2);
 }
 
-/// Counts what is read and written.
+/// Counts bytes read and written.
 struct CountedMemory {
   static inline int64_t bytes = 0;
   template <class Real, int kVector>

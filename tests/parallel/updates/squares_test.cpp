@@ -20,7 +20,7 @@ double sum_of_block(const OfThread& of_thread) {
   return sums[0];
 }
 
-/// The kernels, their threads one after the other.
+/// The kernels, their threads run sequentially.
 double by_threads(const std::vector<at::Tensor>& tensors) {
   std::vector<double> sums(100);
   const int64_t count = make_squares_tables(tensors, sums.data(), [](const SquaresTable& table) {
@@ -40,7 +40,7 @@ TEST(Squares, AreSummedInFp64) {
     gradients.push_back(at::full({100'001}, 0.25, dtype));
     double expected = 0;
     for (const auto& each : gradients) expected += each.to(at::kDouble).square().sum().item<double>();
-    EXPECT_NEAR(by_threads(gradients), expected, 1e-14 * expected) << dtype;  // another order of sums
+    EXPECT_NEAR(by_threads(gradients), expected, 1e-14 * expected) << dtype;  // different order of additions
   }
   EXPECT_EQ(by_threads({}), 0);
 }
