@@ -162,7 +162,8 @@ TEST(FullyShardFrozen, test_train_mixed_requires_grad_per_group) {
           if (call.operation == "reduce_scatter") sizes.push_back(call.numel);
         }
         EXPECT_EQ(sizes, std::vector<int64_t>(3, 2 * 32));
-        // Each block is reduced when autograd is done with it, not at the end of backward: the last block comes first.
+        // A unit's post_backward runs when autograd is done with it, not at the end of backward: the last block's comes
+        // first.
         const auto position = [&](const char* event) {
           return std::find(events.begin(), events.end(), event) - events.begin();
         };

@@ -139,7 +139,7 @@ TEST(HookedModule, HooksRunInsideSequentialAnyModuleAndHolders) {
   });
 }
 
-/// Counts calls and runs functions given by the test.
+/// Counts inputs and failures, and doubles outputs.
 struct Counting final : ForwardHooks {
   void pre_forward(TensorRefs inputs) override { inputs_seen += inputs.size(); }
   void post_forward(TensorRefs outputs) override {
