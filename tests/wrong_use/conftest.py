@@ -1,9 +1,12 @@
 """What the cases get wrong: data, FSDP2 files, models and a checkpoint, made once."""
 import json
+import os
+import shutil
 
 import pytest
 
-from wrong_use import MOCK, PRETRAIN, RATE, VISION, run, write_conversations, write_tokens
+from megashard import TRACKER
+from wrong_use import MOCK, PRETRAIN, RATE, SAVE, TRAIN, VISION, run, write_conversations, write_tokens
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +56,58 @@ def saved(folder):
     done = run(*PRETRAIN, *RATE, *MOCK, "--save", str(folder / "saved"), "--save-interval", "2")
     assert done.returncode == 0, done.stderr
     return folder / "saved"
+
+
+@pytest.fixture(scope="session")
+def here(folder, saved, tmp_path_factory):
+    """The run's step 2 in `saved`, and what is like it and wrong."""
+    path = tmp_path_factory.mktemp("checkpoints")
+    done = run(*TRAIN, *SAVE, path / "saved")  # steps 1 and 2
+    assert done.returncode == 0, done.stderr
+
+    def copied(name):
+        shutil.copytree(saved, path / name)
+        return path / name / "iter_0000002"
+
+    for name in ("empty", "iter_0000005"):
+        (path / name).mkdir()
+    (path / "file").write_text("text\n")
+    (path / "dangling").symlink_to(path / "gone")
+    shutil.copytree(saved / "iter_0000002", path / "renamed")
+    shutil.copytree(saved / "iter_0000002", path / "moved" / "best_step")
+    (path / "trackers_step_is_gone").mkdir()
+    (path / "trackers_step_is_gone" / TRACKER).write_text("7")
+    (path / "torn_tracker").mkdir()
+    (path / "torn_tracker" / TRACKER).write_text("\x00\x00")
+    (path / "legacy" / "iter_0000002" / "mp_rank_00").mkdir(parents=True)
+    (path / "legacy" / TRACKER).write_text("2")
+    shutil.copytree(saved / "iter_0000002", path / "roll" / "dcp")
+    shutil.copytree(saved, path / "runs" / "a")
+    (path / "weights").mkdir()
+    (path / "weights" / "model.safetensors").write_bytes(bytes(8))
+    for name in ("nowhere", "empty", "roll"):
+        (path / f"from_{name}.yaml").write_text(
+            f"sequence_length: 16\nresume_from_checkpoint: {path / name}\n"
+            "actor: {strategy_args: {strategy_name: fsdp2_train}, training_args: {per_device_train_batch_size: 1}}\n")
+    for name, text in {"zarr": '{"sharded_backend": "zarr", "sharded_backend_version": 1}', "not_json": "{",
+                       "version": '{"sharded_backend": "torch_dist", "sharded_backend_version": 9}'}.items():
+        (path / name / "iter_0000002").mkdir(parents=True)
+        (path / name / "iter_0000002" / "metadata.json").write_text(text)
+        (path / name / TRACKER).write_text("2")
+    (copied("no_metadata") / ".metadata").unlink()
+    os.truncate(copied("cut_metadata") / ".metadata", 100)
+    (copied("no_data") / "__0_0.distcp").unlink()
+    (copied("torn_manifest") / "manifest.json").write_text("{")
+    step = copied("changed_manifest")
+    (step / "manifest.json").write_text((step / "manifest.json").read_text().replace('"iteration": 2',
+                                                                                     '"iteration": 3'))
+    (copied("newer_manifest") / "manifest.json").write_text('{"format_version": 9, "crc32": "00000000", "files": {}}')
+    step = copied("flipped")
+    data = bytearray((step / "__0_0.distcp").read_bytes())
+    data[len(data) // 2] ^= 1
+    (step / "__0_0.distcp").write_bytes(data)
+    shutil.copytree(path / "saved", path / "both_damaged")
+    for step in ("iter_0000001", "iter_0000002"):
+        (path / "both_damaged" / step / "__0_0.distcp").write_bytes(b"")
+    copied("alone")
+    return path

@@ -1,8 +1,9 @@
 """Runs the programs as a user does who gets something wrong, and what the cases of test_wrong_*.py share."""
 import math
+import os
 
 import megashard
-from megashard import PROGRAM, ROOT, RUN, write_documents
+from megashard import PROGRAM, ROOT, RUN, TRACKER, write_documents
 
 
 def run(*arguments, **variables):
@@ -30,6 +31,29 @@ PRETRAIN = ["pretrain", *NETWORK, *LOOP]
 ON_TWO_RANKS = ["launch", "-n", "2", "--", *PRETRAIN]
 RATE, MOCK, ALL_TRAINING = ["--lr", "1e-3"], ["--mock-data"], ["--split", "100,0,0"]
 FROM_MODEL = ["pretrain", *LOOP, *RATE, *MOCK, "--seq-length", "16", "--hf-model"]
+# Beside the steps of the fixture `here`.
+TRAIN = [*PRETRAIN, *RATE, *MOCK]
+MODEL = ["pretrain", *LOOP, *RATE, "--data-path", "{folder}/good", *ALL_TRAINING, "--seq-length", "16", "--hf-model",
+         "{folder}/model", "--from-scratch"]
+INFER = ["infer", *NETWORK, "--ckpt-format", "torch_dcp", "--data-path", "{folder}/good"]
+CONVERT = ["--ckpt-convert-format", "torch_dist", "--ckpt-convert-save"]
+SAVED = "{here}/saved"
+SAVE = ["--save-interval", "1", "--save"]
+
+
+def another(flag, value, words=TRAIN):
+    """The words with another value of the flag."""
+    return [(value if before == flag else each) for before, each in zip(["", *words], words)]
+
+
+def steps_of(path):
+    return sorted(each.name for each in path.iterdir() if each.name != TRACKER)
+
+
+def run_with_permissions(*arguments):
+    """As a user whom permissions stop, which root is not."""
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
+    return megashard.run(*(drop if os.geteuid() == 0 else []), PROGRAM, *arguments, expect=None, cwd=ROOT)
 
 
 def write_tokens(prefix, token, documents=10):
