@@ -154,6 +154,7 @@ def test_what_the_files_hold(tmp_path):
         if message:
             assert message in ours, name
         else:
+            assert not isinstance(ours, str), f"{name}: {ours}"
             assert fault(change, by_transformers(folder, inputs), ours) is None, name
 
 
