@@ -29,7 +29,7 @@ Rope read_object(const HfConfig& config, const std::string& place, const Json* o
   if (object == nullptr) return rope;
   TORCH_CHECK(object->is_object(), config.path(), ": ", place, " must be an object, got ", object->dump());
   for (const auto& [key, value] : object->items()) {
-    TORCH_CHECK(!value.is_object(), config.path(), ": ", place, " has an object ", key,
+    TORCH_CHECK(!value.is_object() && !key.ends_with("_attention"), config.path(), ": ", place, " has an object ", key,
                 ", but all layers of this family have the same positions: put its keys into ", place, " itself");
     if (key != "type") rope.keys[key] = value;
   }
@@ -234,7 +234,14 @@ std::pair<RotaryConfig, RotaryConfig> read_rotary_by_layer(const HfConfig& confi
   };
   auto full = of_layers(full_key), sliding = of_layers(sliding_key);
   auto scaling = read_object(config, kScaling, config.find(kScaling));
-  if (parameters == nullptr && !scaling.keys.empty()) full = scaling;
+  if (parameters == nullptr && !scaling.keys.empty()) {
+    full = scaling;
+    const auto& given = *config.find(kScaling);
+    config.require_computed(!given.contains("type") || given.contains("rope_type") || given["type"] == "default",
+                            "rope_scaling.type ", given.value("type", Json()).dump(),
+                            ": transformers keeps this family's default positions then; call it rope_type, or take "
+                            "rope_scaling out");
+  }
   complete(config, full, "rope_theta", full_theta);
   complete(config, sliding, "rope_local_base_freq", sliding_theta);
   if (parameters != nullptr) require_same(config, full, scaling, /*all_of_rope=*/false);

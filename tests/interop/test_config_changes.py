@@ -135,6 +135,11 @@ FILES = {  # a family, a change of config.json, what becomes of the weights, and
     "a head that is not": ("qwen2", {"tie_word_embeddings": True}, dict,
                            'lm_head.weight than for model.embed_tokens.weight, and the model one weight for both: '
                            'config.json says "tie_word_embeddings": true. Write false there'),
+    "layers whose positions are none": ("qwen2", {"rope_parameters": {"full_attention": None}}, dict,
+                                        "rope_parameters has an object full_attention, but all layers of this family"),
+    "a scaling by its old name": ("gemma3_text", {"rope_parameters": ABSENT, "rope_scaling": {"type": "linear",
+                                                                                             "factor": 3.0}}, dict,
+                                  'rope_scaling.type "linear": transformers keeps this family\'s default positions'),
     "a compiled model": ("qwen2", {}, lambda weights: {f"_orig_mod.{name}": tensor for name, tensor in weights.items()},
                          'their names have "_orig_mod.", the mark of torch.compile, in them'),
 }
