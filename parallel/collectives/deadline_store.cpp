@@ -4,11 +4,14 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <functional>
 #include <optional>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 
 #include "parallel/collectives/start_wait.h"
+#include "parallel/collectives/wait_error.h"
 
 namespace megashard {
 
@@ -40,14 +43,21 @@ auto DeadlineStore::ask(Call call) const {
   constexpr bool kSilent = std::is_void_v<Answer>;
   using Kept = std::conditional_t<kSilent, bool, Answer>;
   const StartDeadline deadline(left_() + kForTheAnswer);
-  std::optional<Kept> answer = before<Kept>(deadline, [inner = inner_, call = std::move(call)]() -> Kept {
+  const std::function<Kept()> once = [inner = inner_, call = std::move(call)]() -> Kept {
     if constexpr (kSilent) {
       call(*inner);
       return true;
     } else {
       return call(*inner);
     }
-  });
+  };
+  std::optional<Kept> answer;
+  try {
+    answer = before<Kept>(deadline, once);
+  } catch (const std::system_error& error) {
+    if (!is_short_of_memory(error)) throw;
+    answer = once();  // who may start no thread can still tell the others
+  }
   if (!answer) {
     C10_THROW_ERROR(DistStoreError, c10::str("the store", place_of(inner_), " gave no answer for ", deadline.waited(),
                                              ": check the network to it, and that its process runs"));

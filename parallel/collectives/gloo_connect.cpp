@@ -20,7 +20,7 @@ using GlooPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr int kAttempts = 3;
-constexpr const char* kGivenUp = "given_up";  // set by a member that cannot try again
+constexpr const char* kGivenUp = "given_up";  // what ended a member that cannot try again
 constexpr Milliseconds kLongestPause{256};
 
 /// Time of an attempt; a member whose peer gave up may wait for all of it: a twentieth of the group's deadline at
@@ -58,6 +58,40 @@ void wait_for_key(c10d::Store& store, const std::string& key, const std::functio
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
+std::string text_at(c10d::Store& store, const std::string& key) {
+  const std::vector<uint8_t> bytes = store.get(key);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string failure_key(const std::string& place) { return place + "/failure"; }
+std::string complete_key(const std::string& place) { return place + "/complete"; }
+
+/// What ended another member.
+class GivenUpError : public c10::DistBackendError {
+  using DistBackendError::DistBackendError;
+};
+
+void throw_if_given_up(c10d::Store& store) {
+  if (!store.check({kGivenUp})) return;
+  throw GivenUpError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text_at(store, kGivenUp));
+}
+
+/// This member, which is at `place`, can connect to nobody: none of the others waits for it any longer.
+[[noreturn]] void give_up(c10d::Store& store, const std::string& place, const ProcessGroup& group,
+                          const std::exception& error) {
+  const int rank = group.ranks()[static_cast<size_t>(group.rank())];
+  const std::vector<uint8_t> why = bytes_of(short_of_memory(rank, error));
+  try {
+    store.set(kGivenUp, why);
+    store.compareSet(failure_key(place), {}, why);
+    store.set(complete_key(place), bytes_of("1"));
+    // The others read it from the store of rank 0, which ends with it.
+    if (rank == 0) std::this_thread::sleep_for(2 * StartDeadline::kLongestPause);
+  } catch (const std::exception&) {  // what this rank could not tell the others it tells its user
+  }
+  throw_short_of_memory(rank, error);
+}
+
 }  // namespace
 
 GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, const std::string& address,
@@ -67,20 +101,22 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, con
   const StartDeadline deadline(group.timeout());
   const auto left = [deadline] { return std::max(deadline.left(), Milliseconds(1)); };
   const StorePtr store = c10::make_intrusive<DeadlineStore>(group_store, left);
-  const auto enter = [&](const std::string& place) {
-    if (store->add(place + "/members", 1) == group.size()) store->set(place + "/complete", bytes_of("1"));
-  };
   const auto meet = [&](const std::string& place) {
-    enter(place);
-    wait_for_key(*store, place + "/complete", left, look);
+    if (store->add(place + "/members", 1) == group.size()) store->set(complete_key(place), bytes_of("1"));
+    wait_for_key(*store, complete_key(place), left, look);
   };
-  std::string failure;
+  // A store's wait, which is Gloo's here, makes its other calls wait: this one is asked through a connection of its
+  // own.
+  const auto look_for_the_end = [store, asked = StorePtr()]() mutable {
+    if (asked == nullptr) asked = store->clone();
+    throw_if_given_up(*asked);
+  };
+  std::string place = "start", failure;
   try {
     store->setTimeout(group.timeout());
-    meet("start");  // members may start minutes apart; then connecting is quick
+    meet(place);  // members may start minutes apart; then connecting is quick
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
-      const std::string place = "attempt_" + std::to_string(attempt);
-      const std::string failure_key = place + "/failure";
+      place = "attempt_" + std::to_string(attempt);
       const auto attempt_once = [rank = group.rank(), size = group.size(), address,
                                  keys = c10::make_intrusive<c10d::PrefixStore>(place, store),
                                  time = time_for(attempt, group, left())] {
@@ -89,29 +125,25 @@ GlooPtr connect_gloo(const ProcessGroup& group, const StorePtr& group_store, con
       std::optional<GlooPtr> gloo = GlooPtr();
       try {
         // If packets are lost, Gloo takes five times its timeout.
-        gloo = before<GlooPtr>(deadline, attempt_once);
+        gloo = before<GlooPtr>(deadline, attempt_once, look_for_the_end);
       } catch (const std::exception& error) {
+        if (is_short_of_memory(error) || dynamic_cast<const GivenUpError*>(&error) != nullptr) throw;
         const std::string cause = "rank " + std::to_string(group.rank()) + ": " + first_line(error);
-        store->compareSet(failure_key, {}, bytes_of(cause));  // the first failure is reported
-        if (is_short_of_memory(error)) {
-          store->set(kGivenUp, bytes_of(cause));
-          enter(place);
-          throw;
-        }
+        store->compareSet(failure_key(place), {}, bytes_of(cause));  // the first failure is reported
       }
       TORCH_CHECK(gloo, "Gloo has no answer from another rank's machine: check the network between them");
       meet(place);  // then all members know of every failure
-      if (!store->check({failure_key})) {
+      if (!store->check({failure_key(place)})) {
         (*gloo)->setTimeout(group.timeout());
         return *gloo;
       }
-      const bool is_last = store->check({kGivenUp});
-      const auto bytes = store->get(is_last ? kGivenUp : failure_key);
-      failure.assign(bytes.begin(), bytes.end());
-      if (is_last) break;
+      throw_if_given_up(*store);
+      failure = text_at(*store, failure_key(place));
     }
+  } catch (const GivenUpError&) {
+    throw;
   } catch (const std::exception& error) {
-    if (is_short_of_memory(error)) throw_short_of_memory(group.ranks()[static_cast<size_t>(group.rank())], error);
+    if (is_short_of_memory(error)) give_up(*store, place, group, error);
     throw_wait_error("connecting to the other ranks", group, -1, waited(), error);
   }
   throw_wait_error("connecting to the other ranks", group, -1, waited(), std::runtime_error(failure));

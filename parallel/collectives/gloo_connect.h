@@ -14,7 +14,7 @@ namespace megashard {
 /// in GlooGroupOptions. Failed connections are retried (under load one is sometimes closed while it is made): all
 /// members drop the attempt and start another with new keys, at most three in total. Collective. Throws after the last
 /// attempt, at the group's deadline, or what `look` throws; it is called repeatedly to check that the members live
-/// (null: no check). Include in .cpp files only.
+/// (null: no check). A member without memory ends the others at once with its own message. Include in .cpp files only.
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_gloo(const ProcessGroup& group,
                                                         const c10::intrusive_ptr<c10d::Store>& store,
                                                         const std::string& address, const std::function<void()>& look);

@@ -126,6 +126,10 @@ void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const 
     TORCH_CHECK(false, "rank ", options.rank, " of ", options.world_size, " lost ", meeting_place(options),
                 ", where the ranks meet: see whether rank 0 ended, and check the network to it [", first_line(error),
                 "]");
+  } catch (const std::exception& error) {
+    if (!is_short_of_memory(error)) throw;
+    verdict = short_of_memory(options.rank, error);
+    store.compareSet(kVerdict, {}, text_bytes(verdict));
   }
   if (verdict == kAllCame) return;
   // Other ranks read it from rank 0's store, which ends with rank 0.

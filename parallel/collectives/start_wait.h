@@ -57,15 +57,21 @@ class WaitTeller {
 
 /// Returns or throws what `call` does; nothing at the deadline. `call` runs on its own thread, which is abandoned at
 /// the deadline: for calls without a deadline of their own. So `call` must own everything it uses; it is destroyed
-/// before the result is available.
+/// before the result is available. `look` (optional) is called now and then until then; what it
+/// throws ends the wait as well.
 template <class T>
-std::optional<T> before(const StartDeadline& deadline, std::function<T()> call) {
+std::optional<T> before(const StartDeadline& deadline, std::function<T()> call,
+                        const std::function<void()>& look = nullptr) {
   const auto task = std::make_shared<std::packaged_task<T()>>([call = std::move(call)]() mutable {
     const std::function<T()> once = std::exchange(call, nullptr);
     return once();
   });
   auto result = task->get_future();
   std::thread([task] { (*task)(); }).detach();
+  while (look != nullptr && deadline.left() > StartDeadline::kLongestPause) {
+    if (result.wait_for(StartDeadline::kLongestPause) == std::future_status::ready) return result.get();
+    look();
+  }
   if (result.wait_for(deadline.left()) != std::future_status::ready) return std::nullopt;
   return result.get();
 }

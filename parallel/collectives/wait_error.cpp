@@ -28,14 +28,19 @@ std::string name_of_awaited(int rank, int behind) {
 bool is_short_of_memory(const std::exception& error) {
   const auto* system = dynamic_cast<const std::system_error*>(&error);
   const bool has_no_thread = system != nullptr && system->code() == std::errc::resource_unavailable_try_again;
-  return has_no_thread || dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
-         error_text(error).find("Cannot allocate memory") != std::string::npos;
+  if (has_no_thread || dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
+  const std::string text = error_text(error);  // Gloo wraps what its connections throw
+  return text.find("Cannot allocate memory") != std::string::npos || text.find("std::bad_alloc") != std::string::npos;
+}
+
+std::string short_of_memory(int rank, const std::exception& error) {
+  return "rank " + std::to_string(rank) + " has no memory, or may start no thread, to connect to the other ranks [" +
+         first_line(error) + "]: allow it more (ulimit -v, ulimit -u, the limits of the job or the container), or " +
+         "start fewer ranks on its machine";
 }
 
 void throw_short_of_memory(int rank, const std::exception& error) {
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "rank ", rank, " has no memory, or may start no thread, to connect to the ",
-                   "other ranks [", first_line(error), "]: allow it more (ulimit -v, ulimit -u, the limits of the job ",
-                   "or the container), or start fewer ranks on its machine");
+  TORCH_CHECK_WITH(OutOfMemoryError, false, short_of_memory(rank, error));
 }
 
 void throw_wait_error(const char* operation, const ProcessGroup& group, int peer,

@@ -21,6 +21,8 @@ std::string first_line(const std::exception& error);
 
 /// True if this process is out of memory or cannot start threads: neither waiting nor retrying helps.
 bool is_short_of_memory(const std::exception& error);
+/// Its message while the rank connects, with the remedy.
+std::string short_of_memory(int rank, const std::exception& error);
 /// Throws c10::OutOfMemoryError for such an error on this rank.
 [[noreturn]] void throw_short_of_memory(int rank, const std::exception& error);
 
