@@ -78,6 +78,11 @@ CASES = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         rope_parameters=dict(full_attention=dict(rope_type="linear", factor=3.0, rope_theta=1000.0),
                              sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
+    # The 17 tokens are just the original positions. Far from these, longrope multiplies queries and keys, and the
+    # roundings with them: by 1.4 each, transformers' own gradients are up to 1.7e-5 from those in fp64, ours 2.8e-5.
+    "llama_longrope_short": (LlamaForCausalLM, LlamaConfig(
+        **SMALL | dict(max_position_embeddings=24), rope_parameters=LONGROPE | dict(
+            original_max_position_embeddings=17, short_factor=[1.0, 1.2, 1.5, 2.0], long_factor=[2.0, 3.0, 5.0, 7.0]))),
 }
 TOKENS = {"qwen3_vl_moe": (34, 33, 11)}  # of each row; the rest is filled up
 # Only where positions are given, not counted.
