@@ -37,10 +37,14 @@ at::Tensor lengths_of(const TokenLists& texts) {
   return at::tensor(lengths, at::kLong);
 }
 
-Batch input_of_rows(const MultiModalModule& model, const at::Tensor& rows, Batch pictures,
+/// `used`: the tokens of the longest text. What is filled up behind them has the last one's position, since a model's
+/// positions may turn by the sequence's length.
+Batch input_of_rows(const MultiModalModule& model, const at::Tensor& rows, int64_t used, Batch pictures,
                     const InferenceRanks& ranks) {
   Batch whole = std::move(pictures);
   whole.set(kTokens, rows);
+  if (used < rows.size(1))
+    whole.set(kPositionIds, at::arange(rows.size(1), at::kLong).clamp_max(used - 1).expand(rows.sizes()).contiguous());
   whole.sequence = ranks.sequence.with_length(rows.size(1));
   return rows_of_rank(to_device(model.prepared(std::move(whole)), ranks.device));
 }
@@ -76,9 +80,10 @@ at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int6
   const at::Tensor lengths = lengths_of(batch.texts);
   // As long as the texts and no longer: a model's positions may turn by the sequence's length.
   const int64_t longest = lengths.max().item<int64_t>();
-  const int64_t taken = length_for(std::min(longest, length), ranks);  // the last token of a text is not an input
+  const int64_t used = std::min(longest, length);  // the last token of a text is not an input
+  const int64_t taken = length_for(used, ranks);
   const at::Tensor rows = at::constant_pad_nd(padded(batch.texts, longest), {0, taken + 1 - longest});
-  Batch input = input_of_rows(model, rows.narrow(1, 0, taken).contiguous(), std::move(batch.pictures), ranks);
+  Batch input = input_of_rows(model, rows.narrow(1, 0, taken).contiguous(), used, std::move(batch.pictures), ranks);
   const SequenceShard shard = input.sequence;
   input.set(kLabels, shard.rows_of(rows.narrow(1, 1, taken).to(ranks.device), 1).contiguous());
   const at::Tensor losses = whole_of_rows(model(std::move(input)).token_losses, 1, shard).cpu();
@@ -104,8 +109,8 @@ at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& b
   for (int64_t step = 0; step < count; ++step) {
     // Tokens behind a row's end are seen by no token before them. Pictures have their places in
     // what was given, whatever the model says.
-    const int64_t taken = length_for(longest + step, ranks);
-    Batch input = input_of_rows(model, given.narrow(1, 0, taken).contiguous(), batch.pictures, ranks);
+    const int64_t used = longest + step, taken = length_for(used, ranks);
+    Batch input = input_of_rows(model, given.narrow(1, 0, taken).contiguous(), used, batch.pictures, ranks);
     const SequenceShard shard = input.sequence;
     input.set(kTokens, shard.rows_of(rows.narrow(1, 0, taken), 1).contiguous());
     at::Tensor next = likeliest_at(model(std::move(input)).logits, at_end - 1, shard);

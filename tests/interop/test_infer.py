@@ -32,7 +32,9 @@ reference:
 @torch.no_grad()
 def continuation(model, text, tokens, **seen):
     """[tokens]: behind a token that ends the text, that token again."""
-    new = model.generate(text[None], max_new_tokens=tokens, do_sample=False, pad_token_id=0, **seen)[0, len(text):]
+    mask = torch.ones_like(text[None])  # token 0 of a text is one like others
+    new = model.generate(text[None], attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0,
+                         **seen)[0, len(text):]
     return torch.cat([new, new[-1].expand(tokens - len(new))])
 
 
@@ -46,14 +48,14 @@ def by_transformers(model, texts, length, tokens):
     return log_probs.numpy(), torch.stack([continuation(model, text, tokens) for text in texts]).numpy()
 
 
-def make_wanted(folder, model):
+def make_wanted(folder, model, length=23):
     """Writes a model and a data set; the folder, and what transformers makes of them. Two tokens end a text, one of
     which comes third behind the first one."""
     texts = [torch.randint(0, 96, (length,)) for length in LENGTHS]
     model.generation_config.eos_token_id = [96, int(continuation(model, texts[0], 3)[2])]
     model.save_pretrained(folder / "model")
     write_documents(folder / "data", texts)
-    return folder, *by_transformers(model, texts, 23, 8)
+    return folder, *by_transformers(model, texts, length, 8)
 
 
 SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -94,17 +96,39 @@ def test_one_rank(wanted):
     check(wanted)
 
 
-def test_windows_shorter_than_the_texts(tmp_path):
-    """Ranks share a sequence. Some texts are longer than the original positions, some by what is generated."""
-    torch.manual_seed(4)
-    longrope = dict(rope_type="longrope", original_max_position_embeddings=12, short_factor=[1.0] * 4,
+def with_longrope():
+    """And windows that are shorter than the texts."""
+    longrope = dict(rope_type="longrope", original_max_position_embeddings=13, short_factor=[1.0] * 4,
                     long_factor=[2.0, 3.0, 5.0, 7.0], rope_theta=500.0)
-    model = Gemma3ForCausalLM(Gemma3TextConfig(
+    return Gemma3ForCausalLM(Gemma3TextConfig(
         **SIZES, sliding_window=5, query_pre_attn_scalar=9, layer_types=["sliding_attention", "full_attention"],
-        rope_parameters={"full_attention": longrope, "sliding_attention": dict(rope_type="default")})).eval()
+        rope_parameters={"full_attention": longrope, "sliding_attention": dict(rope_type="default")}))
+
+
+def with_yarn():
+    yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=13, rope_theta=500.0)
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, rope_parameters=yarn))
+
+
+def with_dynamic():
+    model = Qwen3ForCausalLM(Qwen3Config(**SIZES | dict(max_position_embeddings=13), rope_parameters=dict(
+        rope_type="dynamic", factor=4.0, rope_theta=500.0)))
+
+    def forget_longer_texts(rotary, _):
+        rotary.inv_freq, rotary.max_seq_len_cached = rotary.original_inv_freq, rotary.original_max_seq_len
+
+    model.model.rotary_emb.register_forward_pre_hook(forget_longer_texts)
+    return model
+
+
+@pytest.mark.parametrize("make_model", [with_longrope, with_yarn, with_dynamic])
+def test_positions_of_ranks_that_share_a_sequence(tmp_path, make_model):
+    """Some texts are longer than the original positions, some by what is generated, and one has just as many."""
+    torch.manual_seed(4)
+    model = make_model().eval()
     model.generation_config.use_cache = False  # or it keeps keys that were turned for a shorter text
-    expected = make_wanted(tmp_path, model)
-    common = ["--hf-model", tmp_path / "model", "--seq-length", "23", "--use-torch-fsdp2",
+    expected = make_wanted(tmp_path, model, length=24)  # all tokens are inputs, as they are to transformers
+    common = ["--hf-model", tmp_path / "model", "--seq-length", "24", "--use-torch-fsdp2",
               "--context-parallel-size", "2", *BOTH]
     for way in ("a2a", "p2p"):  # in a ring texts are filled up
         infer(tmp_path, 2, "--cp-comm-type", way, *common)

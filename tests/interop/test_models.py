@@ -201,28 +201,30 @@ def test_real_weights_of_llama(tmp_path):
 
 
 def test_stacked_experts_are_the_same_weights(compared, tmp_path):
-    """As transformers has them in memory, and as in Qwen3-VL-MoE's files; sizes that a glance cannot tell apart."""
+    """As transformers has them in memory, also by the names of a decoder without a head, and as in Qwen3-VL-MoE's
+    files; sizes that a glance cannot tell apart."""
     config = Qwen3MoeConfig(**SMALL | dict(num_hidden_layers=1),
                             **MOE | dict(moe_intermediate_size=SMALL["hidden_size"] // 2))
-    folders = [tmp_path / name for name in ("by_expert", "stacked", "transposed", "lacking")]
+    folders = [tmp_path / name for name in ("by_expert", "stacked", "transposed", "bare", "lacking")]
     torch.manual_seed(0)
     model = Qwen3MoeForCausalLM(config)
     stacked = model.state_dict()
     transposed = {key: value.mT.contiguous() if ".experts." in key else value for key, value in stacked.items()}
+    bare = {key.removeprefix("model."): value for key, value in stacked.items()}
     lacking = {key: value[:5].clone() if key.endswith("experts.down_proj") else value for key, value in stacked.items()}
     model.save_pretrained(folders[0])
     tokens = torch.randint(0, VOCAB, (2, 9))
-    for folder, weights in zip(folders, (None, stacked, transposed, lacking)):
+    for folder, weights in zip(folders, (None, stacked, transposed, bare, lacking)):
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text((folders[0] / "config.json").read_text())
         save_file({"tokens": tokens, "labels": tokens.clone()}, folder / "input.bin")
         if weights:
             save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    done = model_logits(*folders[:3])
+    done = model_logits(*folders[:-1])
     assert done.returncode == 0, done.stderr
-    wanted, *others = (load_file(folder / "output.bin") for folder in folders[:3])
+    wanted, *others = (load_file(folder / "output.bin") for folder in folders[:-1])
     assert all(torch.equal(other[key], value) for other in others for key, value in wanted.items())
-    done = model_logits(folders[3])
+    done = model_logits(folders[-1])
     experts = "model.layers.0.mlp.experts"
     assert f"of other sizes: {experts}.down_proj [5, 48, 24] for {experts}.5" in done.stderr
 
