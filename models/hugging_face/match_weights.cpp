@@ -58,7 +58,10 @@ void find_source(WeightTarget& target, const Stored& stored) {
     for (const char* embeddings : kEmbeddings) take(embeddings);
   }
   auto stacked = StackedWeight::of(name);
-  if (!target.source.empty() || !stacked || !stored.contains(stacked->source())) return;
+  if (!target.source.empty() || !stacked) return;
+  if (!stored.contains(stacked->source()) && stacked->experts.starts_with(kModelName))
+    stacked->experts.erase(0, kModelName.size());
+  if (!stored.contains(stacked->source())) return;
   target.source = stacked->source();
   target.stacked = std::move(stacked);
 }
@@ -103,8 +106,9 @@ bool is_borrowed_head(const WeightTarget& target) {
 }
 
 bool is_bare_name(const WeightTarget& target) {
-  return !target.stacked && !is_borrowed_head(target) && !target.source.empty() &&
-         std::find(target.names.begin(), target.names.end(), target.source) == target.names.end();
+  if (target.source.empty() || is_borrowed_head(target)) return false;
+  if (target.stacked) return target.source != StackedWeight::of(target.names.front())->source();
+  return std::find(target.names.begin(), target.names.end(), target.source) == target.names.end();
 }
 
 std::string WeightMismatch::text() const {
@@ -120,7 +124,8 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
                                         WeightMismatch& mismatch) {
   const auto* megatron = dynamic_cast<const MegatronModule*>(&module);
   const auto is_on_other_rank = [&](const std::string& name) {
-    return megatron != nullptr && megatron->is_on_other_rank(name);
+    return megatron != nullptr &&
+           (megatron->is_on_other_rank(name) || megatron->is_on_other_rank(std::string(kModelName) + name));
   };
   Stored stored;
   for (const auto& info : infos) stored.emplace(info.name, &info);
