@@ -169,6 +169,15 @@ std::string starts_table(const ReportedRun& run) {
   return html + "</table></div>\n";
 }
 
+/// Nothing where all went well.
+std::string failed_saves_table(const ReportedRun& run) {
+  if (run.failed_saves.empty()) return "";
+  std::string html = "<div class=\"wide\"><table>\n" + titles_row({"save failed", "step", "why"});
+  for (const auto& save : run.failed_saves)
+    html += "<tr>" + cell(save.time, "") + cell(std::to_string(save.step)) + cell(save.why, "") + "</tr>\n";
+  return html + "</table></div>\n";
+}
+
 std::string checkpoints_table(const ReportedRun& run) {
   if (run.checkpoints.empty()) return "<p class=\"soft\">No checkpoints were found.</p>\n";
   std::string html = "<p class=\"soft\">In " + html_text(run.save) + "</p>\n<div class=\"wide\"><table>\n" +
@@ -185,8 +194,8 @@ std::string checkpoints_table(const ReportedRun& run) {
 std::string history_section(const Report& report) {
   std::string html = "<h2>Restarts and checkpoints</h2>\n<div class=\"histories\">\n";
   for (const auto& run : report.runs)
-    html += "<div class=\"card\"><h3>" + html_text(run.name) + "</h3>\n" + starts_table(run) + checkpoints_table(run) +
-            "</div>\n";
+    html += "<div class=\"card\"><h3>" + html_text(run.name) + "</h3>\n" + starts_table(run) + failed_saves_table(run) +
+            checkpoints_table(run) + "</div>\n";
   return html + "</div>\n";
 }
 

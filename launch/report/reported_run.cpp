@@ -124,6 +124,11 @@ void read_events_of(ReportedRun& run) {
     const auto name = field<std::string>(event, "event", "");
     if (name == "start") take_start(run, event);
     if (name == "memory") take_memory(run, event);
+    if (name == "save_failed") {
+      run.failed_saves.push_back({.time = field<std::string>(event, "time", ""),
+                                  .step = field<int64_t>(event, "step", 0),
+                                  .why = field<std::string>(event, "why", "")});
+    }
     if (name == "profile") run.traces.push_back(field<std::string>(event, "path", ""));
     if (name == "end" && !run.starts.empty()) run.starts.back().end = field<std::string>(event, "how", "");
   });

@@ -18,6 +18,11 @@ struct ReportedRun {
     std::string end{};  ///< "done", "exited", "interrupted"; empty: running, killed or failed
     int64_t last = 0;   ///< last step known to be done
   };
+  struct FailedSave {
+    std::string time{};
+    int64_t step = 0;
+    std::string why{};
+  };
   struct Checkpoint {
     std::string name{};  ///< "iter_0000010"
     int64_t bytes = 0;
@@ -36,6 +41,7 @@ struct ReportedRun {
   /// One value per step, by key; NaN: absent or not finite.
   std::map<std::string, std::vector<double>> numbers{};
   std::vector<Start> starts{};                     ///< empty: no events
+  std::vector<FailedSave> failed_saves{};          ///< in order of the events
   std::map<std::string, std::string> arguments{};  ///< of the last start, if not default
   std::optional<Memory> memory{};                  ///< at the largest peak; nullopt: no --log-memory
   std::vector<std::string> traces{};               ///< from --profile

@@ -73,6 +73,14 @@ TEST(ReportPage, TellsHowEachLegEnded) {
     EXPECT_THAT(table, HasSubstr(cells));
 }
 
+TEST(ReportPage, TellsWhichSavesFailed) {
+  auto run = run_named("a");
+  EXPECT_THAT(report_page({.runs = {run}}), Not(HasSubstr("save failed")));
+  run.failed_saves = {{.time = "now", .step = 20, .why = "the disk <is> full"}};
+  EXPECT_THAT(report_page({.runs = {run}}),
+              HasSubstr(">now</td><td class=\"number\">20</td><td class=\"\">the disk &lt;is&gt; full</td>"));
+}
+
 /// The texts beside the axis of values.
 std::vector<std::string> value_ticks(const LineChart& chart) {
   std::vector<std::string> texts;

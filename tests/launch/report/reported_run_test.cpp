@@ -60,6 +60,7 @@ TEST_F(ReportedRunTest, HasStartsMemoryAndTheEndFromTheEvents) {
         "{\"event\":\"start\",\"time\":\"now\",\"step\":0,\"world_size\":2,\"arguments\":{\"seed\":\"1\"}}\n"
         "{\"event\":\"memory\",\"step\":1,\"peak\":10,\"parts\":{\"gradients\":4}}\n"
         "{\"event\":\"memory\",\"step\":2,\"peak\":20,\"parts\":{\"gradients\":5}}\n"
+        "{\"event\":\"save_failed\",\"time\":\"then\",\"step\":6,\"why\":\"the disk is full\"}\n"
         "{\"event\":\"end\",\"how\":\"exited\"}\n"
         "{\"event\":\"start\",\"time\":\"later\",\"step\":5,\"world_size\":4,\"arguments\":{\"seed\":\"2\"}}\n"
         "{\"event\":\"profile\",\"path\":\"/trace.json\"}\n"
@@ -72,6 +73,10 @@ TEST_F(ReportedRunTest, HasStartsMemoryAndTheEndFromTheEvents) {
   EXPECT_EQ(run.memory.value().bytes, 20);
   EXPECT_THAT(run.memory->parts, ElementsAre(std::pair<std::string, int64_t>("gradients", 5)));
   EXPECT_THAT(run.traces, ElementsAre("/trace.json"));
+  ASSERT_EQ(run.failed_saves.size(), 1u);
+  EXPECT_EQ(run.failed_saves[0].time, "then");
+  EXPECT_EQ(run.failed_saves[0].step, 6);
+  EXPECT_EQ(run.failed_saves[0].why, "the disk is full");
   EXPECT_EQ(run.starts[0].end, "exited");
   EXPECT_EQ(run.starts[1].end, "");
   EXPECT_EQ(run.starts[0].last, 7) << "whose steps behind 5 were done again";
