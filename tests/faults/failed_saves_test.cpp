@@ -13,14 +13,10 @@
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/run_lock.h"
-#include "framework/arguments/argument_validation.h"
 #include "framework/training/appended_file.h"
-#include "framework/training/trainer.h"
-#include "parallel/fsdp/fully_shard.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/faults/failing_io.h"
-#include "tests/framework/training/small_run.h"
-#include "tests/support/diagnostics.h"
+#include "tests/framework/training/small_training.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard::testing {
@@ -74,7 +70,6 @@ class FailedSaves : public ::testing::TestWithParam<bool> {
   Outcome train(const std::function<void(int64_t iteration)>& before_save, int64_t max_failed = 3) {
     auto arguments = small_run();
     arguments.train_iters = 8;
-    arguments.world_size = kRanks;
     arguments.use_torch_fsdp2 = true;
     arguments.save = arguments.load = save_;
     arguments.save_interval = 2;
@@ -82,40 +77,26 @@ class FailedSaves : public ::testing::TestWithParam<bool> {
     arguments.async_save = GetParam();
     arguments.max_failed_saves = max_failed;
     arguments.metrics_file = folder_.file("metrics.jsonl");
-    CollectedDiagnostics told;
-    validate_arguments(arguments, {.world_size = kRanks}, told.sink());
-    DataOptions data;
-    data.data_path = arguments.data_path;
-    data.split = *arguments.split;
-    data.seq_length = *arguments.seq_length;
-    data.vocab_size = 200;
+    const SmallTraining training(arguments, kRanks);
     Outcome outcome;
     std::vector<std::string> threw(kRanks), last(kRanks);
     run_ranks(kRanks, [&](const ProcessGroupPtr& world) {
       const auto rank = static_cast<size_t>(world->rank());
       FourWeights model;
-      fully_shard(model, {.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{kRanks})});
-      Arguments mine = arguments;
-      Trainer trainer(mine, model, world, world->device(), data,
-                      {.print_on_first_rank =
-                           [&, rank](const std::string& line) {
-                             constexpr std::string_view kSaving = "saving checkpoint at iteration";
-                             if (rank == 0 && line.starts_with(kSaving))
-                               before_save(std::stoll(line.substr(kSaving.size())));
-                           },
-                       .print_on_last_rank = [](const std::string&) {},
-                       .sink =
-                           [&, rank](Severity severity, const std::string& line) {
-                             if (rank == 0 && severity == Severity::kWarning) outcome.warnings.push_back(line);
-                           },
-                       .stop_request = [] { return StopRequest::kNone; },
-                       .peak_memory_bytes = [] { return int64_t{1}; },
-                       .show_step = [&](const StepReport& step) { outcome.loss = step.step.loss; },
-                       .program_start = std::chrono::steady_clock::now(),
-                       .peak_tflops = {}});
-      if (const auto step = find_step(save_, world)) trainer.load(*step);
-      threw[rank] = failure_of([&] { trainer.train(); });
-      last[rank] = failure_of([&] { trainer.check_last_save(); });
+      TrainerCallbacks callbacks = quiet_callbacks();
+      callbacks.print_on_first_rank = [&, rank](const std::string& line) {
+        constexpr std::string_view kSaving = "saving checkpoint at iteration";
+        if (rank == 0 && line.starts_with(kSaving)) before_save(std::stoll(line.substr(kSaving.size())));
+      };
+      callbacks.sink = [&, rank](Severity severity, const std::string& line) {
+        if (rank == 0 && severity == Severity::kWarning) outcome.warnings.push_back(line);
+      };
+      callbacks.show_step = [&](const StepReport& step) { outcome.loss = step.step.loss; };
+      training.on_rank(world, model, callbacks, [&](Trainer& trainer) {
+        if (const auto step = find_step(save_, world)) trainer.load(*step);
+        threw[rank] = failure_of([&] { trainer.train(); });
+        last[rank] = failure_of([&] { trainer.check_last_save(); });
+      });
     });
     EXPECT_EQ(threw[0], threw[1]);
     EXPECT_EQ(last[0], last[1]);

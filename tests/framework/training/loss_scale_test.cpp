@@ -8,11 +8,7 @@
 #include <mutex>
 #include <regex>
 
-#include "framework/arguments/argument_validation.h"
-#include "framework/training/trainer.h"
-#include "parallel/fsdp/fully_shard.h"
-#include "tests/framework/training/small_run.h"
-#include "tests/support/diagnostics.h"
+#include "tests/framework/training/small_training.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
 
@@ -72,32 +68,17 @@ Arguments scaled_run(int64_t steps) {
 }
 
 Trained train(Arguments arguments, int ranks, const Rows::Factors& factors) {
-  CollectedDiagnostics told;
-  arguments.world_size = ranks;
   arguments.global_batch_size = 2 * ranks;
-  validate_arguments(arguments, {.world_size = ranks}, told.sink());
-  DataOptions data;
-  data.data_path = arguments.data_path;
-  data.split = *arguments.split;
-  data.seq_length = *arguments.seq_length;
-  data.vocab_size = 200;
-  Trained trained{.lines = {}, .rows = std::vector<at::Tensor>(static_cast<size_t>(ranks)), .told = told.text()};
+  const SmallTraining training(arguments, ranks);
+  Trained trained{.lines = {}, .rows = std::vector<at::Tensor>(static_cast<size_t>(ranks)), .told = training.told};
   std::mutex mutex;
   run_ranks(ranks, [&](const ProcessGroupPtr& world) {
     Rows model(factors);
-    fully_shard(model, {.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{ranks})});
-    Arguments mine = arguments;
-    const auto keep = [&](const std::string& line) {
+    TrainerCallbacks callbacks = quiet_callbacks();
+    callbacks.print_on_last_rank = [&](const std::string& line) {
       if (world->rank() == ranks - 1 && line.find("iteration") != line.npos) trained.lines.push_back(line);
     };
-    Trainer trainer(mine, model, world, world->device(), data,
-                    {.print_on_first_rank = [](const std::string&) {},
-                     .print_on_last_rank = keep,
-                     .stop_request = [] { return StopRequest::kNone; },
-                     .peak_memory_bytes = [] { return int64_t{1}; },
-                     .program_start = std::chrono::steady_clock::now(),
-                     .peak_tflops = {}});
-    trainer.train();
+    training.on_rank(world, model, callbacks);
     const at::Tensor rows = sharded_view(model.weight).local.detach().cpu();
     const std::scoped_lock lock(mutex);
     trained.rows[static_cast<size_t>(world->rank())] = rows;

@@ -4,11 +4,8 @@
 
 #include <cmath>
 
-#include "framework/arguments/argument_validation.h"
-#include "framework/training/trainer.h"
-#include "parallel/fsdp/fully_shard.h"
-#include "tests/framework/training/small_run.h"
-#include "tests/support/diagnostics.h"
+#include "tests/framework/training/small_training.h"
+#include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 
 namespace megashard::testing {
@@ -64,30 +61,16 @@ class ThreeStages : public MultiModalModule {
 /// One step of four samples, one a micro batch; what the run ends with.
 template <class Second>
 std::string train(Arguments arguments, int ranks) {
-  arguments.world_size = ranks;
   arguments.use_torch_fsdp2 = true;
   arguments.global_batch_size = 4;
-  CollectedDiagnostics told;
-  validate_arguments(arguments, {.world_size = ranks}, told.sink());
-  DataOptions data;
-  data.data_path = arguments.data_path;
-  data.split = *arguments.split;
-  data.seq_length = *arguments.seq_length;
-  data.vocab_size = 200;
+  const SmallTraining training(arguments, ranks);
   std::string said;
   run_ranks(ranks, [&](const ProcessGroupPtr& world) {
     ThreeStages<Second> model;
-    fully_shard(model, {.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{ranks})});
-    Arguments mine = arguments;
-    Trainer trainer(mine, model, world, world->device(), data,
-                    {.print_on_first_rank = [](const std::string&) {},
-                     .print_on_last_rank = [](const std::string&) {},
-                     .stop_request = [] { return StopRequest::kNone; },
-                     .peak_memory_bytes = [] { return int64_t{1}; },
-                     .program_start = std::chrono::steady_clock::now(),
-                     .peak_tflops = {}});
-    const auto message = message_of([&] { trainer.train(); });
-    if (world->rank() == 0) said = message;
+    training.on_rank(world, model, quiet_callbacks(), [&](Trainer& trainer) {
+      const auto message = message_of([&] { trainer.train(); });
+      if (world->rank() == 0) said = message;
+    });
   });
   return said;
 }

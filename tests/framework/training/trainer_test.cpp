@@ -7,11 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/steps/find_step.h"
-#include "framework/arguments/argument_validation.h"
-#include "parallel/fsdp/fully_shard.h"
 #include "tests/checkpoint/files/temporary_folder.h"
-#include "tests/framework/training/small_run.h"
-#include "tests/support/diagnostics.h"
+#include "tests/framework/training/small_training.h"
+#include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
 
@@ -47,28 +45,21 @@ std::string train(
     std::chrono::seconds running_for = std::chrono::seconds(0)) {
   std::string printed;
   const auto print = [&printed](const std::string& line) { printed += line + "\n"; };
-  CollectedDiagnostics told;
-  validate_arguments(arguments, {}, told.sink());
-  DataOptions data;
-  data.data_path = arguments.data_path;
-  data.split = *arguments.split;
-  data.seq_length = *arguments.seq_length;
-  data.vocab_size = model.vocab_size();
-  data.eod_id = 7;
+  SmallTraining training(std::move(arguments), 1);
+  training.data.eod_id = 7;
+  TrainerCallbacks callbacks = quiet_callbacks();
+  callbacks.print_on_first_rank = callbacks.print_on_last_rank = print;
+  callbacks.sink = [&print](Severity, const std::string& warning) { print(warning); };
+  callbacks.stop_request = std::move(stop);
+  callbacks.program_start -= running_for;
+  callbacks.progress_interval = std::chrono::milliseconds(0);
   run_fake_ranks(1, [&](const ProcessGroupPtr& world) {
-    Trainer trainer(arguments, model, world, world->device(), data,
-                    {.print_on_first_rank = print,
-                     .print_on_last_rank = print,
-                     .sink = [&print](Severity, const std::string& warning) { print(warning); },
-                     .stop_request = stop,
-                     .peak_memory_bytes = [] { return int64_t{1}; },
-                     .program_start = std::chrono::steady_clock::now() - running_for,
-                     .peak_tflops = {},
-                     .progress_interval = std::chrono::milliseconds(0)});
-    if (arguments.load) trainer.load(*find_step(*arguments.load, world));
-    if (said == nullptr) {
-      trainer.train();
-    } else {
+    training.on_rank(world, model, callbacks, [&](Trainer& trainer) {
+      if (const auto& load = training.arguments.load) trainer.load(*find_step(*load, world));
+      if (said == nullptr) {
+        trainer.train();
+        return;
+      }
       *said = message_of([&] {
         try {
           trainer.train();
@@ -76,7 +67,7 @@ std::string train(
           throw std::runtime_error(std::string("usage: ") + error.what());
         }
       });
-    }
+    });
   });
   return printed;
 }
@@ -177,33 +168,17 @@ TEST(Trainer, IterationsThatLearnNothingAreToldAndInNoMean) {
 /// with a line every four.
 int64_t host_syncs_of(int64_t steps, int ranks, bool checks, bool measures = false) {
   auto arguments = small_run();
-  arguments.world_size = ranks;
   arguments.use_torch_fsdp2 = true;
   arguments.global_batch_size = 2 * ranks;
   arguments.train_iters = steps;
   arguments.log_interval = 4;
   arguments.check_for_nan_in_loss_and_grad = checks;
   arguments.log_params_norm = arguments.log_num_zeros_in_grad = measures;
-  CollectedDiagnostics told;
-  validate_arguments(arguments, {.world_size = ranks}, told.sink());
-  DataOptions data;
-  data.data_path = arguments.data_path;
-  data.split = *arguments.split;
-  data.seq_length = *arguments.seq_length;
-  data.vocab_size = 200;
+  const SmallTraining training(arguments, ranks);
   simulated_cuda().take_host_syncs();
   run_ranks(ranks, [&](const ProcessGroupPtr& world) {
     OneWeight model(1, [](const at::Tensor& weight, int) { return weight * 2; });
-    fully_shard(model, {.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{ranks})});
-    Arguments mine = arguments;
-    Trainer trainer(mine, model, world, world->device(), data,
-                    {.print_on_first_rank = [](const std::string&) {},
-                     .print_on_last_rank = [](const std::string&) {},
-                     .stop_request = [] { return StopRequest::kNone; },
-                     .peak_memory_bytes = [] { return int64_t{1}; },
-                     .program_start = std::chrono::steady_clock::now(),
-                     .peak_tflops = {}});
-    trainer.train();
+    training.on_rank(world, model, quiet_callbacks());
   });
   int64_t count = 0;
   for (const HostSync& sync : simulated_cuda().take_host_syncs()) count += sync.count;
