@@ -60,6 +60,10 @@ const RotaryConfig kLongerThan6{.kind = RotaryConfig::Kind::kLongrope,
                                 .short_factor = {1, 1, 1, 1},
                                 .long_factor = {2, 3, 5, 7}};
 
+const RotaryConfig kDynamicFrom6{.kind = RotaryConfig::Kind::kDynamic, .factor = 4, .original_max_positions = 6};
+const RotaryConfig kYarnFrom6{
+    .kind = RotaryConfig::Kind::kYarn, .factor = 4, .original_max_positions = 6, .magnitude = 1.2};
+
 DecoderConfig grouped_network(int64_t kv_heads, const RotaryConfig& rotary = {}) {
   DecoderConfig config;
   config.rotary = rotary;
@@ -164,14 +168,19 @@ TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
                              {.ranks = 4, .kv_heads = 2},
                              {.ranks = 4, .kv_heads = 1, .length = 9, .masked = true},
                              {.rotary = kLongerThan6},
-                             {.rotary = kLongerThan6, .gives_positions = true}});
+                             {.rotary = kLongerThan6, .gives_positions = true},
+                             {.rotary = kDynamicFrom6},
+                             {.rotary = kDynamicFrom6, .gives_positions = true},
+                             {.rotary = kYarnFrom6}});
 }
 
 TEST(Ring, LossesAndGradientsAreThoseOfOneRank) {
   expect_losses_of_one_rank({{.ranks = 2, .ring = 2},
                              {.ranks = 3, .ring = 3, .kv_heads = 2, .masked = true},
                              {.ranks = 4, .ring = 2, .kv_heads = 1, .length = 16, .masked = true},
-                             {.ring = 2, .rotary = kLongerThan6, .gives_positions = true}});
+                             {.ring = 2, .rotary = kLongerThan6, .gives_positions = true},
+                             {.ring = 2, .rotary = kDynamicFrom6, .gives_positions = true},
+                             {.ring = 2, .rotary = kYarnFrom6}});
 }
 
 at::Tensor grids(std::initializer_list<int64_t> values) {
