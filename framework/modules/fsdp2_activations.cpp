@@ -45,9 +45,11 @@ void FSDP2Mixin::set_recompute_modules_to_wrap() {
       return std::ranges::none_of(parameters, [](const at::Tensor& each) { return each.requires_grad(); });
     });
     if (!layers.empty() && request_.sink) {
-      request_.sink(Severity::kNotice, "FSDP2: recompute: also " + std::to_string(layers.size()) +
-                                           " layers of the tower (" + layers.front().path + " .. " +
-                                           layers.back().path + "), which are trained");
+      const std::string which = layers.size() == 1
+                                    ? "the layer of the tower (" + layers.front().path + "), which is trained"
+                                    : std::to_string(layers.size()) + " layers of the tower (" + layers.front().path +
+                                          " .. " + layers.back().path + "), which are trained";
+      request_.sink(Severity::kNotice, "FSDP2: recompute: also " + which);
     }
     parts.insert(parts.end(), layers.begin(), layers.end());
   }

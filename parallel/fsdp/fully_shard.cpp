@@ -69,7 +69,8 @@ void check_parameter(const std::string& name, const at::Tensor& parameter, std::
     TORCH_CHECK_VALUE(
         false, "parameters '", owner->name(), "' and '", name,
         "' are one tensor in two groups: tied weights must lie in one group (leave both ends to the root, or "
-        "pass both modules to one fully_shard call), or be untied (--untie-embeddings-and-output-weights)");
+        "pass both modules to one fully_shard call), or be untied (\"tie_word_embeddings\": false in config.json, or "
+        "for a network of flags --untie-embeddings-and-output-weights)");
   }
   TORCH_CHECK_VALUE(parameter.dim() > 0, "parameter '", name,
                     "' is a scalar: fully_shard needs a dimension to shard. Change '", name,
