@@ -65,8 +65,8 @@ std::shared_ptr<MultiModalModule> ModelRegistry::create(const Arguments& argumen
   const bool is_of_user = !name.empty();  // not from config.json, whose names are those of other models
   if (name.empty()) name = arguments.hf_model ? name_in_config(*arguments.hf_model, factories_) : kModelOfFlags;
   const auto found = factories_.find(name);
-  TORCH_CHECK(found != factories_.end(), "no model is registered for architecture ", name,
-              "; known are: ", c10::Join(", ", names()), is_of_user ? did_you_mean(name, names()) : "");
+  TORCH_CHECK_VALUE(found != factories_.end(), "no model is registered for architecture ", name,
+                    "; known are: ", c10::Join(", ", names()), is_of_user ? did_you_mean(name, names()) : "");
   return found->second(arguments);
 }
 

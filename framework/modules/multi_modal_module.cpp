@@ -8,9 +8,9 @@
 namespace megashard {
 
 void MultiModalModule::check_sequence_ranks(int64_t /*ranks*/) const {
-  TORCH_CHECK(false, "the model ", class_name(),
-              " does not take a part of a sequence: leave out --context-parallel-size, or let its forward follow "
-              "Batch::sequence and override check_sequence_ranks()");
+  TORCH_CHECK_VALUE(false, "the model ", class_name(),
+                    " does not take a part of a sequence: leave out --context-parallel-size, or let its forward follow "
+                    "Batch::sequence and override check_sequence_ranks()");
 }
 
 void MultiModalModule::check_sequence_ring() const {

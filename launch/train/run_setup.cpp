@@ -13,6 +13,7 @@
 #include "checkpoint/values/gather_values.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/typed_text.h"
+#include "framework/mistakes.h"
 #include "framework/modules/freeze.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/unit_plan_file.h"
@@ -265,7 +266,8 @@ BuiltModel build_model(const Arguments& arguments, bool initialises) {
   register_models(registry);
   if (arguments.model_plugin) load_model_plugin(*arguments.model_plugin, registry);
   const auto make = [&] {
-    auto model = registry.create(arguments, arguments.model.value_or(""));
+    std::shared_ptr<MultiModalModule> model;
+    value_errors_are_mistakes([&] { model = registry.create(arguments, arguments.model.value_or("")); });
     auto* init = dynamic_cast<WeightInitMixin*>(model.get());
     // With the meta device --no-initialization only means not to initialise twice (MindSpeed-MM).
     const bool draws = arguments.perform_initialization || arguments.init_model_with_meta_device;

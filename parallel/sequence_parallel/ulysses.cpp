@@ -149,11 +149,12 @@ at::Tensor spread_heads(const at::Tensor& heads, int64_t ranks) {
 }
 
 void check_ulysses_heads(const std::string& model, int64_t heads, int64_t kv_heads, int64_t ranks) {
-  TORCH_CHECK(heads % ranks == 0, model, " has ", heads, " attention heads, which ", ranks,
-              " ranks of a sequence cannot share evenly: choose a context parallel (Ulysses) size that divides ", heads,
-              ", or ring attention");
-  TORCH_CHECK(kv_heads % ranks == 0 || ranks % kv_heads == 0, model, " has ", kv_heads, " key and value heads, and ",
-              ranks, " ranks share a sequence: one number must be a multiple of the other");
+  TORCH_CHECK_VALUE(heads % ranks == 0, model, " has ", heads, " attention heads, which ", ranks,
+                    " ranks of a sequence cannot share evenly: choose a context parallel (Ulysses) size that divides ",
+                    heads, ", or ring attention");
+  TORCH_CHECK_VALUE(kv_heads % ranks == 0 || ranks % kv_heads == 0, model, " has ", kv_heads,
+                    " key and value heads, and ", ranks,
+                    " ranks share a sequence: one number must be a multiple of the other");
 }
 
 }  // namespace megashard

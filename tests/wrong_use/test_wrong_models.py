@@ -17,10 +17,10 @@ CASES = {
     "experts that cannot be shared out": (
         ["launch", "-n", "2", "--", *FROM_MODEL, "{folder}/experts", "--from-scratch", *EXPERT_RANKS, "2"], USAGE,
         "--expert-model-parallel-size 2 does not divide the 3 experts of the model; choose a number that does"),
-    "a misspelt model": ([*FROM_MODEL, "{folder}/model", "--from-scratch", "--model", "LlamaForCausalML"], FAILURE,
+    "a misspelt model": ([*FROM_MODEL, "{folder}/model", "--from-scratch", "--model", "LlamaForCausalML"], USAGE,
                          "no model is registered for architecture LlamaForCausalML; known are: "),
     "what a misspelt model may mean": (
-        [*FROM_MODEL, "{folder}/model", "--from-scratch", "--model", "LlamaForCausalML"], FAILURE,
+        [*FROM_MODEL, "{folder}/model", "--from-scratch", "--model", "LlamaForCausalML"], USAGE,
         "; did you mean LlamaForCausalLM?"),
     "a model without experts": (
         ["launch", "-n", "2", "--", *FROM_MODEL, "{folder}/model", "--from-scratch", *EXPERT_RANKS, "2"], USAGE,
@@ -132,7 +132,7 @@ CASES |= {
     ([*[("4" if before == "--seq-length" else word) for before, word in zip(["", *SEES], SEES)],
       "{folder}/chats"], FAILURE,
      "it must have from 2 to --seq-length + 1 = 5: raise --seq-length, or write the set with"),
-    "heads that two ranks cannot share": ([*SEES, "{folder}/chats", "--context-parallel-size", "2"], FAILURE,
+    "heads that two ranks cannot share": ([*SEES, "{folder}/chats", "--context-parallel-size", "2"], USAGE,
                                           "Qwen2_5_VLForConditionalGeneration has 3 attention heads, which 2 ranks of "
                                           "a sequence"),
 }
