@@ -17,7 +17,6 @@
 #include "checkpoint/values/value_text.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
-#include "framework/mistakes.h"
 #include "launch/checkpoints/flag_mistakes.h"
 #include "launch/checkpoints/inspect_summary.h"
 #include "launch/output/help_format.h"
@@ -257,16 +256,9 @@ ordered_json difference_json(const CheckpointDifference& difference, const Inspe
 
 void warn(const std::string& line) { std::cerr << "WARNING: " << printable(line) << std::endl; }
 
-std::unique_ptr<CheckpointReader> open_given(const std::string& path, const InspectFlags& flags,
-                                             const std::function<void(const std::string&)>& tell) {
-  std::unique_ptr<CheckpointReader> reader;
-  value_errors_are_mistakes([&] { reader = open_checkpoint(path, flags.ckpt_step, tell); });
-  return reader;
-}
-
 int diff(const InspectFlags& flags) {
-  const auto a = open_given(flags.diff[0], flags, warn);
-  const auto b = open_given(flags.diff[1], flags, warn);
+  const auto a = open_checkpoint(flags.diff[0], flags.ckpt_step, warn);
+  const auto b = open_checkpoint(flags.diff[1], flags.ckpt_step, warn);
   check_filter({a.get(), b.get()}, flags);
   const auto difference = diff_checkpoints(*a, *b, [&](const std::string& name) { return flags.wants(name); });
   if (flags.json) {
@@ -286,7 +278,8 @@ int inspect(InspectFlags flags) {
   if (!flags.diff.empty()) return diff(flags);
   if (flags.path.empty()) throw UsageError("inspect takes a PATH, or --diff A B");
   std::vector<std::string> passed_over;
-  const auto reader = open_given(flags.path, flags, [&](const std::string& line) { passed_over.push_back(line); });
+  const auto reader =
+      open_checkpoint(flags.path, flags.ckpt_step, [&](const std::string& line) { passed_over.push_back(line); });
   if (flags.verify) return verify(*reader, passed_over, flags);
   for (const auto& line : passed_over) warn(line);
   check_filter({reader.get()}, flags);

@@ -74,7 +74,8 @@ def test_every_block_of_the_page_says_where_it_goes():
 def test_a_loss_takes_one_file_beside_its_own():
     section = PAGE.split("\n## A loss\n")[1].split("\n## ")[0]
     edits = [match.groupdict() for match in EDIT.finditer(section)]
-    assert len({edit["file"] for edit in edits if edit["where"]}) <= 1 == len([each for each in edits if not each["where"]])
+    assert len({edit["file"] for edit in edits if edit["where"]}) <= 1
+    assert len([edit for edit in edits if edit["where"] is None]) == 1
 
 
 @pytest.fixture(scope="module")
