@@ -124,7 +124,7 @@ TEST(Fsdp2Mixin, FlagsAndFileChooseWhatIsRecomputedAndOffloaded) {
     EXPECT_THAT(check({}, {.recompute_towers = true}, once, twice), HasSubstr("recompute: also 3 layers of the tower"));
     EXPECT_EQ(run(world, {}, {.recompute_towers = true}, {"layers.1.mlp"}).mlp_runs, (std::vector<int>{2, 1, 2}));
     EXPECT_THAT(run(world, {}, {.recompute_towers = true}, {"layers.0.m", "layers.1.m", "layers.2.mlp.linear.w"}).told,
-                HasSubstr("also 1 layers of the tower (layers.2.mlp .. layers.2.mlp)"));
+                HasSubstr("also the layer of the tower (layers.2.mlp), which is trained"));
     const auto told = check({}, {.offload = {"layer"}, .offload_layers = 2, .min_offloaded_elements = 1}, once, once);
     EXPECT_THAT(told, HasSubstr("activation offload layer: layers.{*} -> 3 modules"));
     EXPECT_EQ(told.find("on CPUs this costs time and memory") != told.npos, world->device().is_cpu());
