@@ -48,6 +48,7 @@ std::ostream& operator<<(std::ostream& out, const Case& each) {
 }
 
 Batch batch_of(int64_t replica, int64_t micro_batch) {
+  const MadeOnTheHost on_host;
   const auto seed = static_cast<uint64_t>(10 * replica + micro_batch + 3);
   Batch batch;
   const auto words = [](uint64_t of) { return fixed({kRows, kLength}, of).mul(1e3).abs().to(at::kLong) % kWords; };
@@ -66,6 +67,7 @@ struct Expected {
 
 /// The whole step on one rank, in fp64, from the formulas.
 Expected expected_of(const Case& of) {
+  const MadeOnTheHost on_host;
   const at::Tensor weight = Bigrams().weight.detach().to(at::kDouble).requires_grad_();
   const double parts = static_cast<double>(of.replicas * of.micro_batches);
   at::Tensor total = weight.square().mean() * kAuxCoefficient, sum = at::zeros({}, at::kDouble);
