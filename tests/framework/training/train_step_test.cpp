@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "framework/objectives/objectives.h"
+#include "tests/support/default_device.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"
