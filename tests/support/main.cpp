@@ -1,9 +1,14 @@
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
+#include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/simulated_device.h"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  // testing::TempDir() of its own for each process: a suite runs beside itself in another order of its tests.
+  const megashard::TemporaryFolder folder;
+  ::setenv("TEST_TMPDIR", folder.path().c_str(), /*replace=*/1);
   if (megashard::testing::on_simulated_device()) megashard::testing::run_on_simulated_device();
   return RUN_ALL_TESTS();
 }
