@@ -78,7 +78,7 @@ bool has_words(const std::string& flag, const std::string& help, const std::vect
   return std::ranges::all_of(words, [&](const std::string& each) {
     const std::string word = lower_with_dashes(each);
     if (name.find(word) != name.npos) return true;
-    for (size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1)) {
+    for (size_t at = text.find(word, 1); at != text.npos; at = text.find(word, at + 1)) {
       if (std::isalnum(static_cast<unsigned char>(text[at - 1])) == 0 &&
           std::isalnum(static_cast<unsigned char>(text[at + word.size()])) == 0)
         return true;

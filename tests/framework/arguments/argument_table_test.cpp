@@ -205,6 +205,7 @@ TEST(OptionsHelp, AFlagAndASearchHaveTheirParts) {
   EXPECT_EQ(search_help({"fp8", "zebra"}, all), "");
   EXPECT_TRUE(has_words("--seed", "of weights, dropout and data order", {"data", "seed"}));
   EXPECT_FALSE(has_words("--seed", "of weights, dropout and data order", {"drop"}));  // a part of a word
+  EXPECT_FALSE(has_words("--seed", "of weights, dropout and data order", {" order "}));
 }
 
 TEST(OptionsHelp, EachValueHasAKind) {
