@@ -3,7 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
@@ -60,29 +62,27 @@ RotaryConfig rotary_of(const Arguments& arguments) {
   return rotary;
 }
 
-/// Pieces of equal size on each tensor-parallel rank.
-void cut_over_ranks(DecoderConfig& config, const Arguments& arguments) {
+void check_ranks_divide(const Network& network, const Arguments& arguments) {
   const int64_t ranks = arguments.tensor_model_parallel_size;
   if (ranks == 1) return;
   const std::string flag = "--tensor-model-parallel-size " + std::to_string(ranks);
   Mistakes mistakes;
+  std::set<std::pair<int64_t, std::string>> seen;
   const auto must_divide = [&](int64_t number, const char* what) {
+    if (!seen.emplace(number, what).second) return;
     mistakes.require(number % ranks == 0, flag + " does not divide the model's " + std::to_string(number) + " " + what +
                                               "; choose a number that does, or leave it out.");
   };
-  must_divide(config.num_heads, "attention heads");
-  must_divide(config.num_kv_heads, "key and value heads");
-  must_divide(config.intermediate_size, "channels of an MLP");
-  if (config.moe.num_experts > 0) must_divide(config.moe.intermediate_size, "channels of an expert");
-  must_divide(config.vocab_size, "tokens of the vocabulary");
+  for_each_part(network, [&](const PartSpec& part) {
+    for (const auto& each : part.sizes_over_ranks()) must_divide(each.size, each.what);
+  });
+  must_divide(network.config.vocab_size, "tokens of the vocabulary");
   mistakes.require(!arguments.lora_r, flag + " does not go with --lora-r: adapters are not cut over ranks; leave one "
                                              "of them out.");
-  mistakes.require(!arguments.sequence_parallel || config.mlp_tiles == 1,
+  mistakes.require(!arguments.sequence_parallel || !arguments.apply_tiled_mlp,
                    "--sequence-parallel does not go with --apply-tiled-mlp: both cut the sequence of an MLP; leave one "
                    "of them out.");
   mistakes.throw_if_any();
-  config.tensor_parallel =
-      std::make_shared<TensorParallelRanks>(ranks, arguments.rank % ranks, arguments.sequence_parallel);
 }
 
 /// Megatron's losses of routers, of which the one for balance takes the place of config.json's.
@@ -108,8 +108,6 @@ void apply_flags(DecoderConfig& config, const Arguments& arguments) {
   require(config.moe.num_experts % parts == 0, flag + " does not divide the " + std::to_string(config.moe.num_experts) +
                                                    " experts of the model; choose a number that does, or leave it out");
   take_router_losses(config.moe, arguments);
-  config.moe.ep_size = parts;
-  config.moe.ep_rank = arguments.rank / arguments.tensor_model_parallel_size % parts;
   Mistakes mistakes;
   for (const auto& each : contradictions(config, arguments)) mistakes.add(each);
   mistakes.throw_if_any();
@@ -167,16 +165,34 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
   return config;
 }
 
-DecoderConfig decoder_config(const Arguments& arguments) {
+Network network_of(const Arguments& arguments) {
   const int64_t parts = arguments.expert_model_parallel_size;
   require(parts == 1 || arguments.hf_model, "--expert-model-parallel-size " + std::to_string(parts) +
                                                 " needs a model with experts, which --hf-model gives; leave it out");
-  auto config = arguments.hf_model ? decoder_config_from_hf(*arguments.hf_model) : decoder_config_from_flags(arguments);
-  if (arguments.apply_tiled_mlp) config.mlp_tiles = arguments.tiled_num_shards;
-  config.logits_at_once = arguments.logits_at_once;
-  if (arguments.hf_model) apply_flags(config, arguments);
-  cut_over_ranks(config, arguments);
-  return config;
+  auto network = [&] {
+    if (!arguments.hf_model) return decoder_network(decoder_config_from_flags(arguments));
+    auto config = decoder_config_from_hf(*arguments.hf_model);
+    apply_flags(config, arguments);
+    return decoder_network(std::move(config), family_of(*arguments.hf_model).layer);
+  }();
+  check_ranks_divide(network, arguments);
+  return network;
+}
+
+DecoderConfig decoder_config(const Arguments& arguments) { return network_of(arguments).config; }
+
+BuildContext build_context(const Arguments& arguments) {
+  const int64_t tensor_ranks = arguments.tensor_model_parallel_size,
+                expert_ranks = arguments.expert_model_parallel_size;
+  BuildContext context{
+      .experts = {.ranks = expert_ranks, .rank = arguments.rank / tensor_ranks % expert_ranks},
+      .mlp_tiles = arguments.apply_tiled_mlp ? arguments.tiled_num_shards : 1,
+      .logits_at_once = arguments.logits_at_once,
+  };
+  if (tensor_ranks > 1)
+    context.tensor_parallel =
+        std::make_shared<TensorParallelRanks>(tensor_ranks, arguments.rank % tensor_ranks, arguments.sequence_parallel);
+  return context;
 }
 
 }  // namespace megashard

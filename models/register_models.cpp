@@ -12,12 +12,13 @@ namespace megashard {
 namespace {
 
 std::shared_ptr<MultiModalModule> model_of(const Arguments& arguments) {
-  auto network = decoder_config(arguments);
-  if (!arguments.hf_model) return std::make_shared<DecoderModel>(std::move(network));
+  auto network = network_of(arguments);
+  auto context = build_context(arguments);
+  if (!arguments.hf_model) return std::make_shared<DecoderModel>(std::move(network), std::move(context));
   const auto& folder = *arguments.hf_model;
   const auto config = need_model_config(folder);
   const auto path = folder + "/config.json";
-  return make_model(HfConfig(config, path), std::move(network));
+  return make_model(HfConfig(config, path), std::move(network), std::move(context));
 }
 
 WeightLayout layout_of(const std::filesystem::path& hf_dir, int64_t vocab_divisor) {
@@ -26,13 +27,15 @@ WeightLayout layout_of(const std::filesystem::path& hf_dir, int64_t vocab_diviso
 
 }  // namespace
 
-std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, DecoderConfig network) {
+std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, Network network, BuildContext context) {
   const auto& family = family_of(config);
-  if (family.read_vision == nullptr) return std::make_shared<DecoderModel>(std::move(network));
-  require(network.tensor_parallel->size() == 1,
+  if (family.read_vision == nullptr)
+    return std::make_shared<DecoderModel>(std::move(network), std::move(context), family.weight_files);
+  require(context.tensor_parallel->size() == 1,
           "--tensor-model-parallel-size does not go with vision-language models, whose vision tower is not cut over "
           "ranks; leave it out, and FSDP2 shards the model over all ranks");
-  return std::make_shared<QwenVlModel>(family.read_vision(config, std::move(network)));
+  auto vision = family.read_vision(config, network.config);
+  return std::make_shared<QwenVlModel>(std::move(vision), std::move(network), std::move(context), family.weight_files);
 }
 
 void register_models(ModelRegistry& registry) {

@@ -3,8 +3,8 @@
 #include <memory>
 
 #include "framework/modules/model_registry.h"
-#include "models/config/decoder_config.h"
 #include "models/config/hf_config.h"
+#include "models/network/network.h"
 
 namespace megashard {
 
@@ -12,7 +12,7 @@ namespace megashard {
 /// model_type (llama), and "gpt", the network of Megatron's flags; and their Megatron layouts.
 void register_models(ModelRegistry& registry);
 
-/// The model that config.json describes, its decoder with the given configuration.
-std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, DecoderConfig network);
+/// The model that config.json describes; `network`: its decoder.
+std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, Network network, BuildContext context);
 
 }  // namespace megashard

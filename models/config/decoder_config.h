@@ -1,13 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "models/config/tensor_parallel_ranks.h"
-#include "models/config/weight_files.h"
 
 namespace megashard {
 
@@ -59,12 +55,9 @@ struct MoeConfig {
   double z_loss_coef = 0;           ///< coefficient of Megatron's z-loss, per layer; 0: none
   int64_t sparse_step = 1;          ///< interval of layers with experts
   std::vector<int64_t> dense_layers{};
-  int64_t ep_size = 1;  ///< expert parallel size (--expert-model-parallel-size)
-  int64_t ep_rank = 0;  ///< this rank's place in it
 
   bool has_megatron_losses() const { return balance_coef != 0 || z_loss_coef != 0; }
   bool is_sparse(int64_t layer) const;
-  bool has_expert(int64_t expert) const { return expert / (num_experts / ep_size) == ep_rank; }
 };
 
 /// A decoder-only network, independent of its source.
@@ -84,8 +77,6 @@ struct DecoderConfig {
   bool sandwich_norms = false;      ///< also norms after attention and MLP (Gemma)
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
-  int64_t mlp_tiles = 1;                    ///< number of sequence tiles that an MLP computes one by one
-  std::optional<int64_t> logits_at_once{};  ///< maximum of the loss; unset: cross_entropy.h's
   PositionKind positions = PositionKind::kRotary;
   RotaryConfig rotary{};
   /// Number of keys that a query sees in these layers, including its own; 0: all up to its own.
@@ -105,9 +96,6 @@ struct DecoderConfig {
   double output_init_scale = 1;  ///< factor of init_std for projections at the end of a residual branch
   std::optional<int64_t> pad_token_id{};
   MoeConfig moe{};
-  /// Sizes above are those of the whole network. Models of one configuration are shards for the same rank.
-  TensorParallelRanksPtr tensor_parallel = std::make_shared<TensorParallelRanks>();
-  WeightFiles weight_files{};
 
   bool is_sliding(int64_t layer) const;
 };

@@ -45,7 +45,6 @@ struct VisionConfig {
 
 /// A vision-language model of these families: tower, decoder, and their connection.
 struct VisionLanguageConfig {
-  DecoderConfig text{};
   VisionConfig vision{};
   std::string model_name{};  ///< class of the module `model`
   int64_t image_token_id = 0;

@@ -3,48 +3,59 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/dropout.h>
 
-namespace megashard {
+#include <utility>
 
-DecoderLayer::DecoderLayer(const DecoderConfig& config, int64_t index)
-    : class_name_(config.names.layer), dropout_(config.hidden_dropout) {
-  self_attn_ = register_module("self_attn", std::make_shared<Hooked<Attention>>(config));
-  if (config.moe.is_sparse(index)) {
-    moe_ = register_module("mlp", std::make_shared<Hooked<SparseMoeBlock>>(config));
-  } else {
-    mlp_ = register_module("mlp", std::make_shared<Hooked<Mlp>>(config));
+namespace megashard {
+namespace {
+
+/// hidden + branch, and the norm of the sum: in one pass if nothing else surrounds the norm's forward.
+NormedSum normed_sum(const std::shared_ptr<Hooked<Norm>>& norm, const at::Tensor& hidden, const at::Tensor& branch) {
+  if (norm != nullptr && norm->is_transparent()) return norm->forward_sum(hidden, branch);
+  const auto sum = hidden + branch;
+  return {sum, norm == nullptr ? sum : norm->forward(sum)};
+}
+
+}  // namespace
+
+DecoderLayer::DecoderLayer(const LayerSpec& spec, const BuildContext& context)
+    : class_name_(spec.class_name), dropout_(spec.dropout) {
+  for (const auto& branch : spec.branches) {
+    branches_.push_back({.part = branch.part->build(context), .before = {}, .after = {}});
+    register_module(branch.name, branches_.back().part->module());
   }
-  const auto norm = [&](const char* name) {
-    return register_module(name, std::make_shared<Hooked<Norm>>(config, config.hidden_size));
+  const auto norm = [&](const std::optional<NamedNorm>& each) {
+    return each ? register_module(each->name, std::make_shared<Hooked<Norm>>(each->norm, context.tensor_parallel))
+                : nullptr;
   };
-  input_layernorm_ = norm("input_layernorm");
-  if (!config.sandwich_norms) {
-    before_mlp_ = norm("post_attention_layernorm");
-    return;
+  for (size_t i = 0; i < branches_.size(); ++i) {
+    branches_[i].before = norm(spec.branches[i].before);
+    branches_[i].after = norm(spec.branches[i].after);
   }
-  after_attention_ = norm("post_attention_layernorm");
-  before_mlp_ = norm("pre_feedforward_layernorm");
-  after_mlp_ = norm("post_feedforward_layernorm");
 }
 
 at::Tensor DecoderLayer::with_dropout(const at::Tensor& branch) const {
   return is_training() && dropout_ > 0 ? at::dropout(branch, dropout_, /*train=*/true) : branch;
 }
 
-NormedSum DecoderLayer::attended(const at::Tensor& hidden, const at::Tensor& attention) {
-  // What surrounds the norm's forward alone (a unit of its own, recompute) is not for the sum.
-  const bool alone = before_mlp_->forward_hooks() != nullptr || before_mlp_->forward_runner() != nullptr;
-  if (!alone) return before_mlp_->forward_sum(hidden, attention);
-  const auto sum = hidden + attention;
-  return {sum, before_mlp_->forward(sum)};
-}
-
-RoutedStates DecoderLayer::forward(const at::Tensor& hidden, const LayerContext& context) {
-  auto attention = self_attn_->forward(input_layernorm_->forward(hidden), context);
-  if (after_attention_) attention = after_attention_->forward(attention);
-  const auto [sum, normed] = attended(hidden, with_dropout(attention));
-  auto states = mlp_ ? RoutedStates{mlp_->forward(normed), {}, {}} : moe_->forward(normed, context.token_mask);
-  if (after_mlp_) states.hidden = after_mlp_->forward(states.hidden);
-  return {sum + with_dropout(states.hidden), states.balance, states.z};
+LayerOutput DecoderLayer::forward(const at::Tensor& hidden, const Pass& pass) {
+  LayerOutput output{.hidden = hidden};
+  at::Tensor branch;  // output of the last part, not yet added
+  for (const auto& each : branches_) {
+    at::Tensor normed;
+    if (branch.defined()) {
+      auto both = normed_sum(each.before, output.hidden, branch);
+      output.hidden = std::move(both.sum);
+      normed = std::move(both.normed);
+    } else {
+      normed = each.before ? each.before->forward(output.hidden) : output.hidden;
+    }
+    auto result = each.part->run(normed, pass);
+    if (result.balance.defined()) output.balance = std::move(result.balance);
+    if (result.z.defined()) output.z = std::move(result.z);
+    branch = with_dropout(each.after ? each.after->forward(result.hidden) : result.hidden);
+  }
+  output.hidden = output.hidden + branch;
+  return output;
 }
 
 }  // namespace megashard

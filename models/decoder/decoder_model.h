@@ -1,11 +1,13 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "models/config/weight_files.h"
 #include "models/decoder/decoder_layer.h"
+#include "models/layers/linear.h"
 #include "models/moe/expert_parallel.h"
 
 namespace megashard {
@@ -28,13 +30,12 @@ struct VisualInput {
 /// (and rotary_emb_local, of sliding layers). `model` in the names of a DecoderModel's parameters.
 class DecoderStack : public torch::nn::Module {
  public:
-  explicit DecoderStack(const DecoderConfig& config);
+  DecoderStack(const Network& network, const BuildContext& context);
 
   /// tokens, position_ids and masks of a Batch -> [B, T, C].
-  RoutedStates forward(const Batch& input, const VisualInput& visual);
+  LayerOutput forward(const Batch& input, const VisualInput& visual);
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }
-  std::vector<std::shared_ptr<Hooked<SparseMoeBlock>>> sparse_blocks() const;
 
  private:
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions, const VisualInput& visual);
@@ -46,55 +47,48 @@ class DecoderStack : public torch::nn::Module {
   TensorParallelRanksPtr ranks_;
   double dropout_;
   double embedding_scale_;
-  std::vector<bool> slides_;  // of each layer
-  int64_t window_;            // of these that slide
   std::shared_ptr<Hooked<Embedding>> embed_tokens_, embed_positions_;
   std::vector<std::shared_ptr<Hooked<DecoderLayer>>> layers_;
   std::shared_ptr<Hooked<Norm>> norm_;
-  std::shared_ptr<Hooked<RotaryEmbedding>> rotary_emb_, rotary_emb_local_;
+  std::vector<std::shared_ptr<Hooked<RotaryEmbedding>>> rotaries_;
 };
 
 /// The head's output for hidden states [B, T, C]: the tokens' losses for a batch with labels; else logits, whole on all
 /// tensor-parallel ranks.
-ModelOutput head_output(const DecoderConfig& config, const at::Tensor& states, Hooked<Linear>& head,
+ModelOutput head_output(const BuildContext& context, const at::Tensor& states, Hooked<Linear>& head,
                         const Batch& input);
-/// Patterns of a decoder's parts by Megatron's names (FSDP2Mixin::patterns_of_part); `list` is the
-/// path of its layers.
-std::vector<std::string> decoder_patterns_of_part(const DecoderConfig& config, const std::string& list,
-                                                  const std::string& part);
 /// Where Megatron's modules of a GPT, and of MindSpeed-MM's text_decoder, are (FSDP2Mixin::megatron_paths); `stack` is
 /// the path of the decoder with its dot.
 OtherPaths decoder_megatron_paths(const std::string& stack);
-double decoder_training_flops(const DecoderConfig& config, int64_t sequences, int64_t sequence_length);
 
 /// A causal language model: `model` and `lm_head`, which share one tensor where the configuration
 /// ties them. Parameters start without values: load_hf_weights(), a checkpoint or init_weights()
 /// gives them.
 class DecoderModel : public ExpertParallelModule, public PublishedWeights {
  public:
-  explicit DecoderModel(DecoderConfig config);
+  explicit DecoderModel(Network network, BuildContext context = {}, WeightFiles weight_files = {});
 
   ModelOutput forward(Batch input) override;
-  std::string class_name() const override { return config_.names.model; }
-  int64_t vocab_size() const override { return config_.vocab_size; }
+  std::string class_name() const override { return network_.config.names.model; }
+  int64_t vocab_size() const override { return network_.config.vocab_size; }
   void check_sequence_ranks(int64_t ranks) const override;
   void check_sequence_ring() const override;
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
-  const WeightFiles& weight_files() const override { return config_.weight_files; }
-  const DecoderConfig& config() const { return config_; }
+  const WeightFiles& weight_files() const override { return weight_files_; }
+  const Network& network() const { return network_; }
 
  protected:
   void _init_tp_model() override;
-  const MoeConfig& moe_config() const override { return config_.moe; }
-  std::vector<std::shared_ptr<Hooked<SparseMoeBlock>>> sparse_blocks() const override {
-    return model_->sparse_blocks();
-  }
+  const MoeConfig& moe_config() const override { return network_.config.moe; }
+  const BuildContext& context() const override { return context_; }
   std::vector<std::string> default_modules_to_wrap() const override { return {"model.layers.{*}"}; }
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
   OtherPaths megatron_paths() const override { return decoder_megatron_paths("model."); }
 
  private:
-  DecoderConfig config_;
+  Network network_;
+  BuildContext context_;
+  WeightFiles weight_files_;
   std::shared_ptr<Hooked<DecoderStack>> model_;
   std::shared_ptr<Hooked<Linear>> lm_head_;
 };

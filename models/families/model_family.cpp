@@ -40,11 +40,15 @@ const ModelFamily& family_of(const HfConfig& config) {
   return *family;
 }
 
-DecoderConfig decoder_config_from_hf(const HfConfig& config) {
-  const auto& family = family_of(config);
-  auto network = family.read(config);
-  network.weight_files = family.weight_files;
-  return network;
+const ModelFamily& family_of(const std::filesystem::path& hf_dir) {
+  const auto config = need_model_config(hf_dir.string());
+  return family_of(HfConfig(config, (hf_dir / "config.json").string()));
+}
+
+DecoderConfig decoder_config_from_hf(const HfConfig& config) { return family_of(config).read(config); }
+
+Network network_from_hf(const HfConfig& config) {
+  return decoder_network(decoder_config_from_hf(config), family_of(config).layer);
 }
 
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json, const std::string& path) {

@@ -9,6 +9,8 @@
 #include "models/config/decoder_config.h"
 #include "models/config/hf_config.h"
 #include "models/config/vision_config.h"
+#include "models/config/weight_files.h"
+#include "models/network/network.h"
 
 namespace megashard {
 
@@ -20,7 +22,9 @@ struct ModelFamily {
   /// Reads the decoder from config.json, with class names for wrap policies. Throws for unsupported settings.
   DecoderConfig (*read)(const HfConfig& config);
   /// For a vision-language model: reads tower, decoder, and their connection. Null: text only.
-  VisionLanguageConfig (*read_vision)(const HfConfig& config, DecoderConfig text) = nullptr;
+  VisionLanguageConfig (*read_vision)(const HfConfig& config, const DecoderConfig& text) = nullptr;
+  /// Describes a layer of the decoder.
+  LayerOfFamily layer = decoder_layer;
   WeightFiles weight_files{};
   /// For a network of Megatron's flags: this family's fields of config.json besides the common ones
   /// (hf_config_of_network.h); nullopt if its class does not support the network. Null: supports none.
@@ -35,11 +39,15 @@ const ModelFamily* find_family(const std::string& model_type);
 /// The family of a config's model_type. Throws and lists the known ones if it is unknown.
 const ModelFamily& family_of(const HfConfig& config);
 
+const ModelFamily& family_of(const std::filesystem::path& hf_dir);
+
 /// Reads a Hugging Face directory's config.json. Throws for unknown families, listing the known ones, and for
 /// unsupported settings.
 DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
 /// As above, from the file's object; `path` is used in messages.
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json, const std::string& path);
 DecoderConfig decoder_config_from_hf(const HfConfig& config);
+/// With its layers.
+Network network_from_hf(const HfConfig& config);
 
 }  // namespace megashard

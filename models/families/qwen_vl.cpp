@@ -175,14 +175,13 @@ VisionConfig read_qwen3_tower(const HfConfig& config, const std::string& prefix)
 }
 
 /// Connects tower and decoder. `model` is the class of the module that contains both.
-VisionLanguageConfig meet(const HfConfig& root, VisionConfig vision, DecoderConfig text, const char* model) {
+VisionLanguageConfig meet(const HfConfig& root, VisionConfig vision, const DecoderConfig& text, const char* model) {
   TORCH_CHECK(vision.out_hidden_size == text.hidden_size, root.path(), ": out_hidden_size ", vision.out_hidden_size,
               " of vision_config must be hidden_size ", text.hidden_size, " of the text model");
   TORCH_CHECK(vision.deepstack_blocks.size() <= static_cast<size_t>(text.num_layers), root.path(), ": ",
               vision.deepstack_blocks.size(),
               " deepstack_visual_indexes need as many layers of the text model, which has ", text.num_layers);
-  return {.text = std::move(text),
-          .vision = std::move(vision),
+  return {.vision = std::move(vision),
           .model_name = model,
           .image_token_id = root.get<int64_t>("image_token_id", 151655),
           .video_token_id = root.get<int64_t>("video_token_id", 151656)};
@@ -195,19 +194,19 @@ HfConfig vision_config(const HfConfig& root) {
   return *vision;
 }
 
-VisionLanguageConfig read_qwen2_5_vl(const HfConfig& root, DecoderConfig text) {
+VisionLanguageConfig read_qwen2_5_vl(const HfConfig& root, const DecoderConfig& text) {
   const auto vision = vision_config(root);
-  auto config = meet(root, read_qwen2_5_tower(vision), std::move(text), "Qwen2_5_VLModel");
+  auto config = meet(root, read_qwen2_5_tower(vision), text, "Qwen2_5_VLModel");
   config.tokens_per_second = vision.get("tokens_per_second", 4.0);
   return config;
 }
 
-VisionLanguageConfig read_qwen3_vl(const HfConfig& root, DecoderConfig text) {
-  return meet(root, read_qwen3_tower(vision_config(root), "Qwen3VLVision"), std::move(text), "Qwen3VLModel");
+VisionLanguageConfig read_qwen3_vl(const HfConfig& root, const DecoderConfig& text) {
+  return meet(root, read_qwen3_tower(vision_config(root), "Qwen3VLVision"), text, "Qwen3VLModel");
 }
 
-VisionLanguageConfig read_qwen3_vl_moe(const HfConfig& root, DecoderConfig text) {
-  return meet(root, read_qwen3_tower(vision_config(root), "Qwen3VLMoeVision"), std::move(text), "Qwen3VLMoeModel");
+VisionLanguageConfig read_qwen3_vl_moe(const HfConfig& root, const DecoderConfig& text) {
+  return meet(root, read_qwen3_tower(vision_config(root), "Qwen3VLMoeVision"), text, "Qwen3VLMoeModel");
 }
 
 }  // namespace

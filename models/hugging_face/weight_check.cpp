@@ -38,7 +38,7 @@ std::string unknown_model(const Json& config) {
 std::shared_ptr<MultiModalModule> model_on_meta(const Json& config_json, const std::string& path) {
   const HfConfig config(config_json, path, HfConfig::Purpose::kWeights);
   InitTape tape;
-  return tape.construct([&] { return make_model(config, decoder_config_from_hf(config)); });
+  return tape.construct([&] { return make_model(config, network_from_hf(config), {}); });
 }
 
 /// Rows of embeddings and head, if only these differ; nullopt otherwise.

@@ -9,32 +9,37 @@
 #include <vector>
 
 #include "models/layers/joint_linears.h"
-#include "models/layers/key_span.h"
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
-#include "models/layers/rotary.h"
+#include "models/network/part.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 
-/// Inputs shared by all layers of a forward, or by all sliding layers.
-struct LayerContext {
-  RotaryTables rotary;
-  at::Tensor token_mask{};  // see Batch
-  KeySpan span{};
-
-  template <class F>
-  void visit_tensors(F&& f) {
-    rotary.visit_tensors(f);
-    f(token_mask);
-  }
+/// Causal self-attention with grouped queries.
+struct AttentionSpec {
+  std::string class_name{};  ///< for wrap policies
+  int64_t hidden_size = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;  ///< a divisor of num_heads
+  int64_t head_dim = 0;
+  bool qkv_bias = false;
+  bool out_bias = false;
+  std::optional<NormSpec> head_norm{};  ///< of each head of queries and keys, before the rotation
+  std::optional<size_t> rotary{};       ///< tables of the rotation: an index into Pass::rotary; unset: no rotation
+  bool rotary_interleaved = false;
+  int64_t window = 0;             ///< number of keys that a query sees, including its own; 0: all up to its own
+  std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
+  double dropout = 0;             ///< of attention weights, in training
+  double output_init_scale = 1;   ///< factor of the initialisation's std for o_proj
 };
+
+PartSpecPtr attention_part(AttentionSpec spec);
 
 /// Attention without parameters, as a module that can be recomputed or offloaded (Megatron's core_attention).
 class CoreAttention : public torch::nn::Module {
  public:
-  explicit CoreAttention(const DecoderConfig& config)
-      : dropout_(config.attention_dropout), scale_(config.attention_scale) {}
+  explicit CoreAttention(const AttentionSpec& spec) : dropout_(spec.dropout), scale_(spec.scale) {}
 
   /// q [B, T, H, D], k and v [B, T, G, D] -> [B, T, H, D]. With a ring the T rows are this rank's, and keys of the
   /// other ranks are received here.
@@ -45,14 +50,13 @@ class CoreAttention : public torch::nn::Module {
   std::optional<double> scale_;
 };
 
-/// Causal self-attention with grouped queries: q_proj, k_proj, v_proj, o_proj, q_norm and k_norm over each head if the
-/// family has them, and core_attention: causal_attention or ring_attention. Key and value heads are not expanded.
+/// Modules q_proj, k_proj, v_proj, o_proj, q_norm and k_norm if there are norms of heads, and core_attention:
+/// causal_attention or ring_attention. Key and value heads are not expanded.
 class Attention : public torch::nn::Module {
  public:
-  explicit Attention(const DecoderConfig& config);
+  Attention(const AttentionSpec& spec, const BuildContext& context);
 
-  at::Tensor forward(const at::Tensor& hidden,
-                     const LayerContext& context);  // [B, T, C] -> [B, T, C]
+  at::Tensor forward(const at::Tensor& hidden, const Pass& pass);  // [B, T, C] -> [B, T, C]
   std::string class_name() const { return class_name_; }
 
  private:
@@ -64,7 +68,9 @@ class Attention : public torch::nn::Module {
   int64_t num_heads_;  // of this rank, as num_kv_heads_
   int64_t num_kv_heads_;
   int64_t head_dim_;
+  std::optional<size_t> rotary_;
   bool rotary_interleaved_;
+  int64_t window_;
   JointLinears projections_;  // q_proj, k_proj, v_proj
   std::shared_ptr<Hooked<Linear>> o_proj_;
   std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_;

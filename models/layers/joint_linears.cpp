@@ -21,11 +21,7 @@ Weights weights_of(const std::vector<std::shared_ptr<Hooked<Linear>>>& layers) {
 
 }  // namespace
 
-bool is_without_hooks(const Hooked<Linear>& layer) {
-  return layer.forward_hooks() == nullptr && layer.forward_runner() == nullptr;
-}
-
-bool is_plain(const Hooked<Linear>& layer) { return is_without_hooks(layer) && layer.is_plain(); }
+bool is_plain(const Hooked<Linear>& layer) { return layer.is_transparent() && layer.is_plain(); }
 
 JointLinears::JointLinears(std::vector<std::shared_ptr<Hooked<Linear>>> layers) : layers_(std::move(layers)) {
   keep_adjacent(weights_of(layers_));

@@ -10,9 +10,7 @@
 
 namespace megashard {
 
-/// True if no hooks, such as a unit's or recompute's, are installed.
-bool is_without_hooks(const Hooked<Linear>& layer);
-/// True if additionally forward is only x W^T + b: no adapter, fp8, tied weight or reduction over ranks.
+/// True if it is transparent and forward is only x W^T + b: no adapter, fp8, tied weight or reduction over ranks.
 bool is_plain(const Hooked<Linear>& layer);
 
 /// Layers with the same input, such as q_proj, k_proj and v_proj: separate modules for names, checkpoints, adapters and

@@ -16,10 +16,18 @@
 
 namespace megashard {
 
+/// A module with parameters that tensor-parallel ranks share.
+class CutOverRanks {
+ public:
+  virtual ~CutOverRanks() = default;
+  /// Calls set_tensor_parallel for the sharded parameters; the others are replicated.
+  virtual void declare_cut(const DeviceMeshPtr& mesh) = 0;
+};
+
 /// y = x W^T + b. Unlike torch::nn::Linear it is created without values, which init_weights() or a checkpoint provides,
 /// so that no unused random numbers are drawn. A sharded layer is initialised with its shard of the whole layer's
 /// values.
-class Linear : public torch::nn::Module, public SelfInitializing {
+class Linear : public torch::nn::Module, public SelfInitializing, public CutOverRanks {
  public:
   /// Sharding of the weight over tensor parallel ranks.
   enum class Cut {
@@ -46,8 +54,7 @@ class Linear : public torch::nn::Module, public SelfInitializing {
   /// logits unless an adapter, bias or fp8 needs them. loss_weights, at_once: see linear_cross_entropy.
   TokenLosses token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights,
                            std::optional<int64_t> at_once);
-  /// Calls set_tensor_parallel for the sharded parameters.
-  void declare_cut(const DeviceMeshPtr& mesh);
+  void declare_cut(const DeviceMeshPtr& mesh) override;
 
   /// Adds a low-rank adapter: y + scale * lora_B(lora_A(dropout(x))), with lora_A [rank, in] initialised as torch's
   /// linear layers and lora_B [out, rank] zero (PEFT's LoraLayer).
@@ -82,7 +89,7 @@ class Linear : public torch::nn::Module, public SelfInitializing {
 
 /// Embedding table; created without values, as Linear. A padding row gets no gradient and is initialised with zeros.
 /// With tensor parallel ranks each has a shard of the rows (Megatron's VocabParallelEmbedding).
-class Embedding : public torch::nn::Module, public SelfInitializing {
+class Embedding : public torch::nn::Module, public SelfInitializing, public CutOverRanks {
  public:
   Embedding(int64_t rows, int64_t width, std::optional<int64_t> padding_index = std::nullopt,
             TensorParallelRanksPtr ranks = {});
@@ -90,7 +97,7 @@ class Embedding : public torch::nn::Module, public SelfInitializing {
   /// indices [...] int64 -> [..., width]; with ranks [B, T] -> hidden states (TensorParallelRanks::leave). On a CPU,
   /// throws an error that names an index outside the table.
   at::Tensor forward(const at::Tensor& indices);
-  void declare_cut(const DeviceMeshPtr& mesh);
+  void declare_cut(const DeviceMeshPtr& mesh) override;
   void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return "Embedding"; }
 

@@ -5,6 +5,8 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
 
+#include <utility>
+
 #include "models/kernels/fused_ops.h"
 #include "models/layers/tiled_mlp.h"
 
@@ -26,29 +28,60 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
   TORCH_INTERNAL_ASSERT(false, "activation without a body");
 }
 
-std::shared_ptr<Hooked<Mlp>> Mlp::expert(const DecoderConfig& config) {
-  return std::make_shared<Hooked<Mlp>>(config, config.moe.intermediate_size, Linear::Cut::kInputsOfSums);
+double training_flops(const MlpSpec& spec) {
+  const auto width = static_cast<double>(spec.intermediate_size) * (spec.gated ? 1.5 : 1.0);
+  return 12.0 * static_cast<double>(spec.hidden_size) * width;
 }
 
-Mlp::Mlp(const DecoderConfig& config, int64_t intermediate_size, Linear::Cut cut_of_down)
-    : class_name_(config.names.mlp), activation_(config.activation), tiles_(config.mlp_tiles) {
-  if (cut_of_down == Linear::Cut::kInputs) ranks_ = config.tensor_parallel;
-  const Linear::Options widen{.in = config.hidden_size,
-                              .out = intermediate_size,
-                              .bias = config.mlp_bias,
+namespace {
+
+class MlpPart final : public PartSpec {
+ public:
+  explicit MlpPart(MlpSpec spec) : spec_(std::move(spec)) {}
+
+  std::shared_ptr<Part> build(const BuildContext& context) const override {
+    return std::make_shared<PartOf<Mlp>>(spec_, context);
+  }
+  double training_flops(int64_t /*sequence_length*/) const override { return megashard::training_flops(spec_); }
+  std::vector<SharedSize> sizes_over_ranks() const override {
+    return {{spec_.intermediate_size, "channels of an MLP"}};
+  }
+  std::vector<std::string> paths_of(const std::string& megatron_part) const override {
+    return megatron_part == "mlp" ? std::vector<std::string>{""} : std::vector<std::string>{};
+  }
+  std::string norm_before() const override { return "mlp_norm"; }
+
+ private:
+  MlpSpec spec_;
+};
+
+}  // namespace
+
+PartSpecPtr mlp_part(MlpSpec spec) { return std::make_shared<MlpPart>(std::move(spec)); }
+
+std::shared_ptr<Hooked<Mlp>> Mlp::expert(const MlpSpec& spec, const BuildContext& context) {
+  return std::make_shared<Hooked<Mlp>>(spec, context, Linear::Cut::kInputsOfSums);
+}
+
+Mlp::Mlp(const MlpSpec& spec, const BuildContext& context, Linear::Cut cut_of_down)
+    : class_name_(spec.class_name), activation_(spec.activation), tiles_(context.mlp_tiles) {
+  if (cut_of_down == Linear::Cut::kInputs) ranks_ = context.tensor_parallel;
+  const Linear::Options widen{.in = spec.hidden_size,
+                              .out = spec.intermediate_size,
+                              .bias = spec.bias,
                               .cut = Linear::Cut::kOutputs,
-                              .ranks = config.tensor_parallel};
+                              .ranks = context.tensor_parallel};
   std::vector<std::shared_ptr<Hooked<Linear>>> widening;
-  if (config.gated_mlp) widening.push_back(register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen)));
+  if (spec.gated) widening.push_back(register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen)));
   widening.push_back(register_module("up_proj", std::make_shared<Hooked<Linear>>(widen)));
   widening_ = JointLinears(std::move(widening));
-  down_proj_ = register_module(
-      "down_proj", std::make_shared<Hooked<Linear>>(Linear::Options{.in = intermediate_size,
-                                                                    .out = config.hidden_size,
-                                                                    .bias = config.mlp_bias,
-                                                                    .init_scale = config.output_init_scale,
-                                                                    .cut = cut_of_down,
-                                                                    .ranks = config.tensor_parallel}));
+  down_proj_ = register_module("down_proj",
+                               std::make_shared<Hooked<Linear>>(Linear::Options{.in = spec.intermediate_size,
+                                                                                .out = spec.hidden_size,
+                                                                                .bias = spec.bias,
+                                                                                .init_scale = spec.output_init_scale,
+                                                                                .cut = cut_of_down,
+                                                                                .ranks = context.tensor_parallel}));
 }
 
 at::Tensor Mlp::forward(const at::Tensor& own) {
@@ -62,7 +95,7 @@ at::Tensor Mlp::forward(const at::Tensor& own) {
 
 at::Tensor Mlp::of_rows(const at::Tensor& hidden) {
   const auto wide = widening_.forward(hidden);
-  if (is_swiglu() && is_without_hooks(*down_proj_)) return down_proj_->forward_of_swiglu(wide[0], wide[1]);
+  if (is_swiglu() && down_proj_->is_transparent()) return down_proj_->forward_of_swiglu(wide[0], wide[1]);
   return down_proj_->forward(activated(wide));
 }
 

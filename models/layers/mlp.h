@@ -10,21 +10,37 @@
 #include "models/config/decoder_config.h"
 #include "models/layers/joint_linears.h"
 #include "models/layers/linear.h"
+#include "models/network/part.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 
 at::Tensor activate(const at::Tensor& x, Activation activation);
 
-/// down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate. Projections gate_proj, up_proj, down_proj, sharded
-/// over tensor parallel ranks.
+/// down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate.
+struct MlpSpec {
+  std::string class_name{};  ///< for wrap policies
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  Activation activation = Activation::kSilu;
+  bool gated = true;
+  bool bias = false;
+  double output_init_scale = 1;  ///< factor of the initialisation's std for down_proj
+};
+
+/// Floating-point operations of forward and backward per token.
+double training_flops(const MlpSpec& spec);
+/// An MLP as a part of a layer.
+PartSpecPtr mlp_part(MlpSpec spec);
+
+/// Projections gate_proj, up_proj, down_proj, sharded over tensor parallel ranks.
 class Mlp : public torch::nn::Module {
  public:
-  /// An MLP from hidden states to hidden states.
-  explicit Mlp(const DecoderConfig& config) : Mlp(config, config.intermediate_size, Linear::Cut::kInputs) {}
+  /// From hidden states to hidden states.
+  explicit Mlp(const MlpSpec& spec, const BuildContext& context = {}) : Mlp(spec, context, Linear::Cut::kInputs) {}
   /// An expert: rows [N, C] -> this rank's partial sum.
-  static std::shared_ptr<Hooked<Mlp>> expert(const DecoderConfig& config);
-  Mlp(const DecoderConfig& config, int64_t intermediate_size, Linear::Cut cut_of_down);
+  static std::shared_ptr<Hooked<Mlp>> expert(const MlpSpec& spec, const BuildContext& context);
+  Mlp(const MlpSpec& spec, const BuildContext& context, Linear::Cut cut_of_down);
 
   at::Tensor forward(const at::Tensor& hidden);  // [..., C] -> [..., C]
   /// Parts for experts that share their products: gate_proj and up_proj, or up_proj.

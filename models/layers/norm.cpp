@@ -5,21 +5,18 @@
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/zeros.h>
 
+#include <utility>
+
 namespace megashard {
 
-Norm::Norm(const DecoderConfig& config, int64_t width, NormInput input)
-    : class_name_(config.names.norm),
-      input_(input),
-      ranks_(config.tensor_parallel),
-      kind_(config.norm),
-      zero_centered_(config.zero_centered_norm),
-      eps_(config.norm_eps) {
-  weight = register_parameter("weight", at::full({width}, zero_centered_ ? 0.0 : 1.0));
-  if (kind_ == NormKind::kLayerNorm) bias = register_parameter("bias", at::zeros({width}));
+Norm::Norm(NormSpec spec, TensorParallelRanksPtr ranks, NormInput input)
+    : spec_(std::move(spec)), ranks_(std::move(ranks)), input_(input) {
+  weight = register_parameter("weight", at::full({spec_.width}, spec_.zero_centered ? 0.0 : 1.0));
+  if (spec_.kind == NormKind::kLayerNorm) bias = register_parameter("bias", at::zeros({spec_.width}));
 }
 
 at::Tensor Norm::shared(const at::Tensor& parameter) const {
-  if (!parameter.defined()) return parameter;
+  if (!parameter.defined() || ranks_ == nullptr) return parameter;
   switch (input_) {
     case NormInput::kHidden:
       return ranks_->for_own_rows(parameter);
@@ -31,28 +28,30 @@ at::Tensor Norm::shared(const at::Tensor& parameter) const {
 
 at::Tensor Norm::forward(const at::Tensor& x) {
   const auto normed = [this](const at::Tensor& rows, const at::Tensor& factor, const at::Tensor& shift) {
-    if (kind_ == NormKind::kRmsNorm) return rms_norm(rows, factor, eps_);
-    return at::layer_norm(rows, {rows.size(-1)}, factor, shift, eps_);
+    if (spec_.kind == NormKind::kRmsNorm) return rms_norm(rows, factor, spec_.eps);
+    return at::layer_norm(rows, {rows.size(-1)}, factor, shift, spec_.eps);
   };
   const auto factor = shared(weight), shift = shared(bias);
-  if (!zero_centered_) return normed(x, factor, shift);
+  if (!spec_.zero_centered) return normed(x, factor, shift);
   return normed(x.to(at::kFloat), factor.to(at::kFloat) + 1, shift.defined() ? shift.to(at::kFloat) : shift)
       .to(x.scalar_type());
 }
 
 NormedSum Norm::forward_sum(const at::Tensor& residual, const at::Tensor& branch) {
-  if (kind_ == NormKind::kRmsNorm && !zero_centered_) return add_rms_norm(residual, branch, shared(weight), eps_);
+  if (spec_.kind == NormKind::kRmsNorm && !spec_.zero_centered)
+    return add_rms_norm(residual, branch, shared(weight), spec_.eps);
   const auto sum = residual + branch;
   return {sum, forward(sum)};
 }
 
 at::Tensor Norm::forward_rotated(const at::Tensor& heads, const at::Tensor& cos, const at::Tensor& sin) {
-  if (kind_ != NormKind::kRmsNorm) return rotate(forward(heads), cos, sin);
-  return norm_and_rotate(heads, {.weight = shared(weight), .eps = eps_, .zero_centered = zero_centered_}, cos, sin);
+  if (spec_.kind != NormKind::kRmsNorm) return rotate(forward(heads), cos, sin);
+  return norm_and_rotate(heads, {.weight = shared(weight), .eps = spec_.eps, .zero_centered = spec_.zero_centered}, cos,
+                         sin);
 }
 
 void Norm::init_own_weights(const WeightInit& /*init*/) {
-  weight.fill_(zero_centered_ ? 0 : 1);
+  weight.fill_(spec_.zero_centered ? 0 : 1);
   if (bias.defined()) bias.zero_();
 }
 

@@ -7,6 +7,7 @@
 
 #include "framework/modules/weight_init_mixin.h"
 #include "models/config/decoder_config.h"
+#include "models/config/tensor_parallel_ranks.h"
 #include "models/kernels/fused_ops.h"
 
 namespace megashard {
@@ -16,9 +17,18 @@ enum class NormInput { kHidden, kHeads };
 
 /// RMSNorm, or LayerNorm with a bias, over the last dimension. Zero-centred (Gemma3RMSNorm, Megatron's
 /// --apply-layernorm-1p): multiplies by 1 + weight, in fp32 until the result.
+struct NormSpec {
+  std::string class_name{};  ///< for wrap policies
+  int64_t width = 0;
+  NormKind kind = NormKind::kRmsNorm;
+  double eps = 1e-6;
+  bool zero_centered = false;
+};
+
 class Norm : public torch::nn::Module, public SelfInitializing {
  public:
-  Norm(const DecoderConfig& config, int64_t width, NormInput input = NormInput::kHidden);
+  /// `ranks`: may be null, for one rank.
+  explicit Norm(NormSpec spec, TensorParallelRanksPtr ranks = nullptr, NormInput input = NormInput::kHidden);
 
   at::Tensor forward(const at::Tensor& x);
   /// residual + branch, and forward() of the sum.
@@ -26,7 +36,7 @@ class Norm : public torch::nn::Module, public SelfInitializing {
   /// rotate() of forward(), for heads.
   at::Tensor forward_rotated(const at::Tensor& heads, const at::Tensor& cos, const at::Tensor& sin);
   void init_own_weights(const WeightInit& init) override;
-  std::string class_name() const { return class_name_; }
+  std::string class_name() const { return spec_.class_name; }
 
   at::Tensor weight;  // [width]
   at::Tensor bias;    // [width], LayerNorm only
@@ -35,12 +45,9 @@ class Norm : public torch::nn::Module, public SelfInitializing {
   /// Sums the parameter's gradient over ranks if they have different rows or heads.
   at::Tensor shared(const at::Tensor& parameter) const;
 
-  std::string class_name_;
-  NormInput input_;
+  NormSpec spec_;
   TensorParallelRanksPtr ranks_;
-  NormKind kind_;
-  bool zero_centered_;
-  double eps_;
+  NormInput input_;
 };
 
 }  // namespace megashard

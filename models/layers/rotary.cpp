@@ -107,10 +107,10 @@ std::vector<int64_t> axes_of_pairs(const RotaryConfig& config, int64_t pairs) {
 
 }  // namespace
 
-RotaryEmbedding::RotaryEmbedding(const DecoderConfig& config, const RotaryConfig& rotary)
-    : class_name_(config.names.rotary),
+RotaryEmbedding::RotaryEmbedding(std::string class_name, int64_t head_dim, const RotaryConfig& rotary)
+    : class_name_(std::move(class_name)),
       config_(rotary),
-      rotary_dim_(static_cast<int64_t>(static_cast<double>(config.head_dim) * rotary.fraction)),
+      rotary_dim_(static_cast<int64_t>(static_cast<double>(head_dim) * rotary.fraction)),
       axis_of_pair_(axes_of_pairs(rotary, rotary_dim_ / 2)) {}
 
 at::Tensor RotaryEmbedding::frequencies(const at::Tensor& end) const {

@@ -26,8 +26,7 @@ struct RotaryTables {
 /// stored, sharded or materialised. Frequencies, and tables of the positions 0 .. T-1, are cached on the device.
 class RotaryEmbedding : public torch::nn::Module {
  public:
-  explicit RotaryEmbedding(const DecoderConfig& config) : RotaryEmbedding(config, config.rotary) {}
-  RotaryEmbedding(const DecoderConfig& config, const RotaryConfig& rotary);
+  RotaryEmbedding(std::string class_name, int64_t head_dim, const RotaryConfig& rotary);
 
   /// Tables with the dtype and device of `hidden`; position_ids [B, T], with M-RoPE also [3, B, T] (time, height,
   /// width), or undefined for 0 .. length-1. `length` is that of the sequence, on which frequencies may depend

@@ -29,18 +29,27 @@ int expert_shard_size(int world, int shard, int ep_size, std::optional<int> want
 
 bool ExpertParallelModule::is_on_other_rank(const std::string& key) const {
   const auto expert = expert_of(key);
-  return expert && *expert < moe_config().num_experts && !moe_config().has_expert(*expert);
+  const int64_t experts = moe_config().num_experts;
+  return expert && *expert < experts && !context().experts.has(*expert, experts);
 }
 
-std::vector<AuxTerm> ExpertParallelModule::router_terms(const RoutedStates& states, const SequenceShard& shard) const {
+std::vector<AuxTerm> ExpertParallelModule::router_terms(const LayerOutput& states, const SequenceShard& shard) const {
   if (!states.balance.defined()) return {};
   const auto z = states.z.defined() ? sum_over_sequence(states.z, shard) : at::Tensor();
   return router_losses({.hidden = {}, .balance = sum_over_sequence(states.balance, shard), .z = z}, moe_config());
 }
 
+std::vector<SparseMoeBlock*> ExpertParallelModule::sparse_blocks() const {
+  std::vector<SparseMoeBlock*> blocks;
+  for (const auto& each : modules()) {
+    if (auto* block = dynamic_cast<SparseMoeBlock*>(each.get())) blocks.push_back(block);
+  }
+  return blocks;
+}
+
 std::unordered_set<const c10::TensorImpl*> ExpertParallelModule::expert_parameters() const {
   std::unordered_set<const c10::TensorImpl*> parameters;
-  for (const auto& block : sparse_blocks()) {
+  for (auto* block : sparse_blocks()) {
     for (const auto& expert : block->experts()) {
       for (const auto& parameter : expert->parameters()) parameters.insert(parameter.unsafeGetTensorImpl());
     }
@@ -54,7 +63,7 @@ ExpertParallelInfo ExpertParallelModule::expert_parallel_info() const {
 }
 
 void ExpertParallelModule::_init_ep_model() {
-  const auto ep_size = static_cast<int>(moe_config().ep_size);
+  const auto ep_size = static_cast<int>(context().experts.ranks);
   const auto& config = request().config;
   TORCH_CHECK(config.expert_parallel_size == 1 || config.expert_parallel_size == ep_size, "expert_parallel_size is ",
               config.expert_parallel_size, " in the FSDP2 file, and --expert-model-parallel-size ", ep_size,
@@ -63,12 +72,12 @@ void ExpertParallelModule::_init_ep_model() {
   const auto& world = request().process_group;  // without other tensor-parallel pieces
   const auto& dense = *options().mesh;
   const int shard = expert_shard_size(world->size(), dense.size(dense.ndim() - 1), ep_size, config.expert_shard_size);
-  TORCH_CHECK(world->rank() % ep_size == moe_config().ep_rank, "the model has part ", moe_config().ep_rank, " of ",
+  TORCH_CHECK(world->rank() % ep_size == context().experts.rank, "the model has part ", context().experts.rank, " of ",
               ep_size, " of the experts, which is not that of rank ", world->rank(), ": make it on this rank");
   const int replicas = world->size() / ep_size / shard;
   const DeviceMesh ranks(world, {replicas, shard, ep_size}, {"Expert_Replicate", "Expert_Shard", "EP"});
   if (ep_size > 1) ep_ranks_ = ranks.group("EP");
-  for (const auto& block : sparse_blocks()) block->set_ranks(ranks.group("EP"));
+  for (auto* block : sparse_blocks()) block->set_ranks(ranks.group("EP"));
   const auto mesh =
       replicas == 1 ? ranks.submesh({"Expert_Shard"}) : ranks.submesh({"Expert_Replicate", "Expert_Shard"});
   shard_over(mesh, [parameters = expert_parameters()](const at::Tensor& parameter) {

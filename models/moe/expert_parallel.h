@@ -25,14 +25,14 @@ class ExpertParallelModule : public MultiModalModule, public FSDP2Mixin, public 
 
  protected:
   /// The losses of the routers, if the model has any. Collective over the ranks that share the sequences.
-  std::vector<AuxTerm> router_terms(const RoutedStates& states, const SequenceShard& shard) const;
+  std::vector<AuxTerm> router_terms(const LayerOutput& states, const SequenceShard& shard) const;
   void _init_ep_model() override;
   virtual const MoeConfig& moe_config() const = 0;
-  /// Of the layers that have experts.
-  virtual std::vector<std::shared_ptr<Hooked<SparseMoeBlock>>> sparse_blocks() const = 0;
+  virtual const BuildContext& context() const = 0;  ///< that the model was built with
 
  private:
-  /// Of this rank's experts.
+  std::vector<SparseMoeBlock*> sparse_blocks() const;
+  /// Parameters of this rank's experts.
   std::unordered_set<const c10::TensorImpl*> expert_parameters() const;
 
   ProcessGroupPtr ep_ranks_;

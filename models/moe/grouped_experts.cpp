@@ -17,8 +17,8 @@ using ExpertWeights = std::vector<at::Tensor>;
 
 bool is_plain(const Hooked<Mlp>& expert) {
   const auto plain = [](const auto& layer) { return megashard::is_plain(*layer) && !layer->bias.defined(); };
-  return expert.forward_hooks() == nullptr && expert.forward_runner() == nullptr &&
-         std::all_of(expert.widening().begin(), expert.widening().end(), plain) && plain(expert.narrowing());
+  return expert.is_transparent() && std::all_of(expert.widening().begin(), expert.widening().end(), plain) &&
+         plain(expert.narrowing());
 }
 
 /// Expert after expert the weights of what widens: gate's and up's, or up's.

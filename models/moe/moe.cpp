@@ -2,20 +2,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/logsumexp.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/searchsorted.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/topk.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include "models/kernels/fused_ops.h"
+#include <utility>
 
 namespace megashard {
 namespace {
@@ -58,87 +51,70 @@ struct RowOrder {
   }
 };
 
-/// `probabilities` and `experts` are the router's; transformers' loss has its own softmax in the
-/// dtype of the logits, which in fp32 is the same; Megatron's has the router's. `mask` [N]: as Routing's.
-at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Tensor experts, const at::Tensor& mask,
-                      int64_t sequences, bool as_transformers) {
-  if (logits.scalar_type() != at::kFloat && as_transformers) {
-    const auto own = at::softmax(logits, -1);
-    experts = std::get<1>(at::topk(own, experts.size(1), -1));
-    probabilities = own.to(at::kFloat);
-  }
-  const int64_t tokens = logits.size(0), num_experts = logits.size(1);
-  auto counts = at::zeros({sequences * num_experts}, logits.options().dtype(at::kFloat));
-  auto each = at::ones_like(experts, counts.options());
-  if (mask.defined()) {
-    each = each * mask.unsqueeze(1);
-    probabilities = probabilities * mask.unsqueeze(1);
-  }
-  if (sequences > 1) {
-    const auto sequence = at::arange(tokens, experts.options()).div(tokens / sequences, "floor");
-    experts = experts + (sequence * num_experts).unsqueeze(1);
-  }
-  counts.scatter_add_(0, experts.flatten(), each.flatten());
-  return at::stack({counts.view({sequences, num_experts}), probabilities.view({sequences, -1, num_experts}).sum(1)});
-}
+class ExpertsPart final : public PartSpec {
+ public:
+  explicit ExpertsPart(MoeSpec spec) : spec_(std::move(spec)) {}
 
-at::Tensor squared_sums(const at::Tensor& logits, const at::Tensor& mask) {
-  const auto squares = at::logsumexp(logits.to(at::kFloat), -1).square();
-  return (mask.defined() ? squares * mask : squares).sum();
-}
+  std::shared_ptr<Part> build(const BuildContext& context) const override {
+    return std::make_shared<PartOf<SparseMoeBlock>>(spec_, context);
+  }
+  /// The experts that a token passes.
+  double training_flops(int64_t /*sequence_length*/) const override {
+    return megashard::training_flops(spec_.expert) * static_cast<double>(spec_.moe.experts_per_token);
+  }
+  std::vector<SharedSize> sizes_over_ranks() const override {
+    return {{spec_.expert.intermediate_size, "channels of an expert"}};
+  }
+  std::vector<std::string> paths_of(const std::string& megatron_part) const override {
+    return megatron_part == "moe" ? std::vector<std::string>{""} : std::vector<std::string>{};
+  }
+  std::string norm_before() const override { return "mlp_norm"; }
+
+ private:
+  MoeSpec spec_;
+};
 
 }  // namespace
 
-TopKRouter::TopKRouter(const DecoderConfig& config) : class_name_(config.names.router), config_(config.moe) {
-  weight = register_parameter("weight", at::empty({config_.num_experts, config.hidden_size}));
-}
+PartSpecPtr experts_part(MoeSpec spec) { return std::make_shared<ExpertsPart>(std::move(spec)); }
 
-Routing TopKRouter::forward(const at::Tensor& tokens, const at::Tensor& mask, int64_t sequences) {
-  const auto logits = linear(tokens, weight, at::Tensor());
-  const auto probabilities = at::softmax(logits, -1, at::kFloat);
-  auto [weights, experts] = at::topk(probabilities, config_.experts_per_token, -1);
-  if (config_.normalise_weights) weights = weights / weights.sum(-1, /*keepdim=*/true);
-  const bool is_megatrons = config_.has_megatron_losses() && is_training();
-  const bool counts = config_.aux_loss_coef != 0 || is_megatrons;
-  return {
-      weights.to(logits.scalar_type()), experts,
-      counts ? balance_of(logits, probabilities, experts, mask, sequences, config_.aux_loss_coef != 0) : at::Tensor(),
-      is_megatrons && config_.z_loss_coef != 0 ? squared_sums(logits, mask) : at::Tensor()};
-}
-
-void TopKRouter::init_own_weights(const WeightInit& init) { weight.normal_(0, init.std, init.generator); }
-
-std::shared_ptr<Hooked<Mlp>> RemoteExpert::expert() const { return Mlp::expert(config_); }
+std::shared_ptr<Hooked<Mlp>> RemoteExpert::expert() const { return Mlp::expert(spec_, context_); }
 
 void RemoteExpert::init_own_weights(const WeightInit& init) {
   for (const auto& projection : expert()->children())
     dynamic_cast<SelfInitializing&>(*projection).init_own_weights(init);
 }
 
-SparseMoeBlock::SparseMoeBlock(const DecoderConfig& config)
-    : class_name_(config.names.moe), config_(config.moe), tensor_parallel_(config.tensor_parallel) {
-  gate_ = register_module("gate", std::make_shared<Hooked<TopKRouter>>(config));
+SparseMoeBlock::SparseMoeBlock(const MoeSpec& spec, const BuildContext& context)
+    : class_name_(spec.class_name),
+      num_experts_(spec.moe.num_experts),
+      experts_per_token_(spec.moe.experts_per_token),
+      placement_(context.experts),
+      tensor_parallel_(context.tensor_parallel) {
+  router_ = spec.router->build(spec.hidden_size, spec.moe);
+  register_module("gate", router_->module());
   const auto list = register_module("experts", std::make_shared<torch::nn::ModuleListImpl>());
-  for (int64_t i = 0; i < config_.num_experts; ++i) {
-    if (!config_.has_expert(i)) {
-      list->push_back(std::make_shared<RemoteExpert>(config));
+  for (int64_t i = 0; i < num_experts_; ++i) {
+    if (!placement_.has(i, num_experts_)) {
+      list->push_back(std::make_shared<RemoteExpert>(spec.expert, context));
       continue;
     }
-    experts_.push_back(Mlp::expert(config));
+    experts_.push_back(Mlp::expert(spec.expert, context));
     list->push_back(experts_.back());
   }
   grouped_experts_ = GroupedExperts(experts_);
 }
 
-RoutedStates SparseMoeBlock::forward(const at::Tensor& own_states, const at::Tensor& token_mask) {
+LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pass) {
+  const auto& token_mask = pass.token_mask;
   const auto hidden = tensor_parallel_->whole_sequence(own_states);
   const auto tokens = hidden.reshape({-1, hidden.size(-1)});
   const auto routing =
-      gate_->forward(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor(), hidden.size(0));
-  const RowOrder order(routing.experts, config_.num_experts);
+      router_->route(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor(), hidden.size(0));
+  const RowOrder order(routing.experts, num_experts_);
   const auto rows = TakeRows::apply(tokens, order.token, order.place);
   at::Tensor sorted;
-  if (config_.ep_size == 1) {
+  if (placement_.ranks == 1) {
     sorted = run_experts(rows, c10::make_intrusive<RowGroups>(order.counts, rows.size(0)));
   } else {
     TORCH_CHECK(ranks_ != nullptr, "the other experts of ", class_name_,
@@ -149,7 +125,7 @@ RoutedStates SparseMoeBlock::forward(const at::Tensor& own_states, const at::Ten
   }
   const auto results = sorted.index_select(0, order.place.flatten());
   const auto weighted =
-      results.view({tokens.size(0), config_.experts_per_token, tokens.size(1)}) * routing.weights.unsqueeze(-1);
+      results.view({tokens.size(0), experts_per_token_, tokens.size(1)}) * routing.weights.unsqueeze(-1);
   return {tensor_parallel_->own_rows(weighted.sum(1).view(hidden.sizes())), routing.balance, routing.z};
 }
 

@@ -24,7 +24,7 @@ at::Tensor load_balancing_loss(const at::Tensor& balance, int64_t experts_per_to
   return (shares[0] * shares[1]).sum() * static_cast<double>(all.size(1));
 }
 
-std::vector<AuxTerm> router_losses(const RoutedStates& states, const MoeConfig& config) {
+std::vector<AuxTerm> router_losses(const LayerOutput& states, const MoeConfig& config) {
   const auto& balance = states.balance;
   std::vector<AuxTerm> terms;
   const auto add = [&](const char* name, const at::Tensor& of_layers, double coefficient) {

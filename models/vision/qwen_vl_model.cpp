@@ -95,9 +95,10 @@ bool any_is_sharded(const torch::nn::Module& module) {
 
 }  // namespace
 
-QwenVlStack::QwenVlStack(const VisionLanguageConfig& config) : class_name_(config.model_name), vision_(config.vision) {
+QwenVlStack::QwenVlStack(const VisionLanguageConfig& config, const Network& text, const BuildContext& context)
+    : class_name_(config.model_name), vision_(config.vision) {
   visual_ = register_module("visual", std::make_shared<Hooked<VisionTower>>(config.vision));
-  language_model_ = register_module("language_model", std::make_shared<Hooked<DecoderStack>>(config.text));
+  language_model_ = register_module("language_model", std::make_shared<Hooked<DecoderStack>>(text, context));
 }
 
 VisualInput QwenVlStack::encode_images(const Batch& input) {
@@ -120,12 +121,16 @@ VisualInput QwenVlStack::encode_images(const Batch& input) {
   return visual;
 }
 
-RoutedStates QwenVlStack::forward(const Batch& input) { return language_model_->forward(input, encode_images(input)); }
+LayerOutput QwenVlStack::forward(const Batch& input) { return language_model_->forward(input, encode_images(input)); }
 
-QwenVlModel::QwenVlModel(VisionLanguageConfig config) : config_(std::move(config)) {
-  const auto& text = config_.text;
+QwenVlModel::QwenVlModel(VisionLanguageConfig config, Network network, BuildContext context, WeightFiles weight_files)
+    : config_(std::move(config)),
+      network_(std::move(network)),
+      context_(std::move(context)),
+      weight_files_(weight_files) {
+  const auto& text = network_.config;
   weight_init().std = text.init_std;
-  model_ = register_module("model", std::make_shared<Hooked<QwenVlStack>>(config_));
+  model_ = register_module("model", std::make_shared<Hooked<QwenVlStack>>(config_, network_, context_));
   lm_head_ = register_module("lm_head",
                              std::make_shared<Hooked<Linear>>(Linear::Options{
                                  .in = text.hidden_size, .out = text.vocab_size, .tied = text.tie_word_embeddings}));
@@ -171,18 +176,18 @@ void QwenVlModel::prepare(Batch& input) const {
 
 ModelOutput QwenVlModel::forward(Batch input) {
   const auto states = model_->forward(input);
-  ModelOutput output = head_output(config_.text, states.hidden, *lm_head_, input);
+  ModelOutput output = head_output(context_, states.hidden, *lm_head_, input);
   output.aux = router_terms(states, input.sequence);
   return output;
 }
 
 /// The tower is on no sequence: its heads may be any number.
 void QwenVlModel::check_sequence_ranks(int64_t ranks) const {
-  check_ulysses_heads(class_name(), config_.text.num_heads, config_.text.num_kv_heads, ranks);
+  for_each_part(network_, [&](const PartSpec& part) { part.check_sequence_ranks(class_name(), ranks, 1); });
 }
 
 double QwenVlModel::training_flops(int64_t sequences, int64_t sequence_length) const {
-  return decoder_training_flops(config_.text, sequences, sequence_length);
+  return megashard::training_flops(network_, sequences, sequence_length);
 }
 
 std::vector<std::string> QwenVlModel::default_modules_to_wrap() const {
@@ -191,7 +196,7 @@ std::vector<std::string> QwenVlModel::default_modules_to_wrap() const {
 
 std::vector<std::string> QwenVlModel::patterns_of_part(const std::string& part) const {
   if (part == "tower_layer") return {std::string(kTower) + "blocks.{*}"};
-  return decoder_patterns_of_part(config_.text, kTextLayers, part);
+  return megashard::patterns_of_part(network_, kTextLayers, part);
 }
 
 OtherPaths QwenVlModel::megatron_paths() const {

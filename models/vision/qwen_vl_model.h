@@ -26,9 +26,9 @@ struct PicturePlan : InputPlan {
 /// `model`: the tower's features take the places of their tokens in the decoder.
 class QwenVlStack : public torch::nn::Module {
  public:
-  explicit QwenVlStack(const VisionLanguageConfig& config);
+  QwenVlStack(const VisionLanguageConfig& config, const Network& text, const BuildContext& context);
 
-  RoutedStates forward(const Batch& input);  // [B, T, C]
+  LayerOutput forward(const Batch& input);  // [B, T, C]
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<VisionTower>>& visual() const { return visual_; }
   const std::shared_ptr<Hooked<DecoderStack>>& language_model() const { return language_model_; }
@@ -49,14 +49,14 @@ class QwenVlStack : public torch::nn::Module {
 /// follow from them and the tokens unless they are given.
 class QwenVlModel : public ExpertParallelModule, public PublishedWeights {
  public:
-  explicit QwenVlModel(VisionLanguageConfig config);
+  QwenVlModel(VisionLanguageConfig config, Network network, BuildContext context = {}, WeightFiles weight_files = {});
 
   ModelOutput forward(Batch input) override;
   /// Throws one error for pictures that do not fit the tokens or each other. Of a sequence on
   /// several ranks every rank gives all tokens and pictures, and keeps the pictures of its rows.
   void prepare(Batch& input) const override;
-  std::string class_name() const override { return config_.text.names.model; }
-  int64_t vocab_size() const override { return config_.text.vocab_size; }
+  std::string class_name() const override { return network_.config.names.model; }
+  int64_t vocab_size() const override { return network_.config.vocab_size; }
   void check_sequence_ranks(int64_t ranks) const override;
   /// The decoder's; the tower's depend on the pictures and are left out.
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
@@ -64,14 +64,12 @@ class QwenVlModel : public ExpertParallelModule, public PublishedWeights {
   std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override {
     return name.ends_with(".attn.qkv.weight") ? std::vector<int64_t>(3, sizes[0] / 3) : std::vector<int64_t>();
   }
-  const WeightFiles& weight_files() const override { return config_.text.weight_files; }
+  const WeightFiles& weight_files() const override { return weight_files_; }
   const VisionLanguageConfig& config() const { return config_; }
 
  protected:
-  const MoeConfig& moe_config() const override { return config_.text.moe; }
-  std::vector<std::shared_ptr<Hooked<SparseMoeBlock>>> sparse_blocks() const override {
-    return model_->language_model()->sparse_blocks();
-  }
+  const MoeConfig& moe_config() const override { return network_.config.moe; }
+  const BuildContext& context() const override { return context_; }
   std::vector<std::string> default_modules_to_wrap() const override;
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
   OtherPaths megatron_paths() const override;
@@ -79,6 +77,9 @@ class QwenVlModel : public ExpertParallelModule, public PublishedWeights {
 
  private:
   VisionLanguageConfig config_;
+  Network network_;  // of the text
+  BuildContext context_;
+  WeightFiles weight_files_;
   std::shared_ptr<Hooked<QwenVlStack>> model_;
   std::shared_ptr<Hooked<Linear>> lm_head_;
 };

@@ -16,18 +16,10 @@
 namespace megashard {
 namespace {
 
-/// What Norm and Mlp read of a decoder's configuration.
-DecoderConfig layer_config(const VisionConfig& config) {
-  DecoderConfig layer;
-  layer.names.norm = config.names.norm;
-  layer.names.mlp = config.names.mlp;
-  layer.hidden_size = config.hidden_size;
-  layer.intermediate_size = config.intermediate_size;
-  layer.norm = config.kind == VisionKind::kQwen2_5 ? NormKind::kRmsNorm : NormKind::kLayerNorm;
-  layer.norm_eps = config.norm_eps;
-  layer.activation = config.activation;
-  layer.mlp_bias = true;
-  return layer;
+std::shared_ptr<Hooked<Norm>> norm_of(const VisionConfig& config, int64_t width) {
+  const auto kind = config.kind == VisionKind::kQwen2_5 ? NormKind::kRmsNorm : NormKind::kLayerNorm;
+  return std::make_shared<Hooked<Norm>>(
+      NormSpec{.class_name = config.names.norm, .width = width, .kind = kind, .eps = config.norm_eps});
 }
 
 std::shared_ptr<Hooked<Linear>> with_bias(int64_t in, int64_t out) {
@@ -111,12 +103,17 @@ at::Tensor VisionMlp::forward(const at::Tensor& hidden) {
 }
 
 VisionBlock::VisionBlock(const VisionConfig& config) : class_name_(config.names.block) {
-  const auto layer = layer_config(config);
-  norm1_ = register_module("norm1", std::make_shared<Hooked<Norm>>(layer, config.hidden_size));
-  norm2_ = register_module("norm2", std::make_shared<Hooked<Norm>>(layer, config.hidden_size));
+  norm1_ = register_module("norm1", norm_of(config, config.hidden_size));
+  norm2_ = register_module("norm2", norm_of(config, config.hidden_size));
   attn_ = register_module("attn", std::make_shared<Hooked<VisionAttention>>(config));
   if (config.kind == VisionKind::kQwen2_5) {
-    gated_mlp_ = register_module("mlp", std::make_shared<Hooked<Mlp>>(layer));
+    gated_mlp_ = register_module("mlp", std::make_shared<Hooked<Mlp>>(MlpSpec{
+                                            .class_name = config.names.mlp,
+                                            .hidden_size = config.hidden_size,
+                                            .intermediate_size = config.intermediate_size,
+                                            .activation = config.activation,
+                                            .bias = true,
+                                        }));
   } else {
     mlp_ = register_module("mlp", std::make_shared<Hooked<VisionMlp>>(config));
   }
@@ -132,10 +129,8 @@ PatchMerger::PatchMerger(const VisionConfig& config, bool norm_of_all)
     : class_name_(config.names.merger),
       width_(config.hidden_size * config.merge_size * config.merge_size),
       norm_of_all_(norm_of_all) {
-  const auto layer = layer_config(config);
   const bool old = config.kind == VisionKind::kQwen2_5;
-  norm_ = register_module(old ? "ln_q" : "norm",
-                          std::make_shared<Hooked<Norm>>(layer, norm_of_all ? width_ : config.hidden_size));
+  norm_ = register_module(old ? "ln_q" : "norm", norm_of(config, norm_of_all ? width_ : config.hidden_size));
   torch::nn::Module& owner = old ? *register_module("mlp", std::make_shared<torch::nn::Module>("Sequential")) : *this;
   first_ = owner.register_module(old ? "0" : "linear_fc1", with_bias(width_, width_));
   second_ = owner.register_module(old ? "2" : "linear_fc2", with_bias(width_, config.out_hidden_size));

@@ -55,6 +55,9 @@ class HookedModule {
   const std::shared_ptr<ForwardRunner>& forward_runner() const { return runner_; }
   void set_forward_runner(std::shared_ptr<ForwardRunner> runner) { runner_ = std::move(runner); }
 
+  /// True if a call runs forward and nothing else, so that a caller may fuse it with other operations.
+  bool is_transparent() const { return hooks_ == nullptr && runner_ == nullptr; }
+
   /// Runs a method other than forward with the same hooks (register_fsdp_forward_method):
   ///     decoder->run_as_forward([&](at::Tensor& x) { return decoder->generate(x); }, x)
   /// Arguments are passed as lvalues of the call's own copies; results are returned by value.

@@ -73,7 +73,7 @@ DecoderConfig small_config(const std::string& family) {
 }
 
 std::shared_ptr<DecoderModel> make_small(const std::string& family) {
-  auto model = std::make_shared<DecoderModel>(small_config(family));
+  auto model = std::make_shared<DecoderModel>(decoder_network(small_config(family)));
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(1);
   model->init_weights();

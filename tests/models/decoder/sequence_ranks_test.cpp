@@ -100,7 +100,7 @@ LossAndGradients of_model(MultiModalModule& model, const Batch& whole) {
 }
 
 LossAndGradients of_decoder(int64_t kv_heads, const RotaryConfig& rotary, const Batch& whole) {
-  DecoderModel model(grouped_network(kv_heads, rotary));
+  DecoderModel model(decoder_network(grouped_network(kv_heads, rotary)));
   testing::init_weights(model, 1);
   model.to(testing::device_of_tests());
   return of_model(model, whole);
@@ -251,14 +251,14 @@ TEST(Ring, ModelsThatHaveNoneAreNamed) {
                         "ulysses_cp_algo"));
   auto config = grouped_network(4);
   config.attention_dropout = 0.1;
-  DecoderModel model(config);
+  DecoderModel model(decoder_network(config));
   EXPECT_THAT(message_of([&] { model.check_sequence_ring(); }), HasSubstr("give --attention-dropout 0"));
   model.eval();
   model.check_sequence_ring();
 }
 
 TEST(Ulysses, HeadsThatRanksCannotShareAreNamed) {
-  DecoderModel model(grouped_network(4));
+  DecoderModel model(decoder_network(grouped_network(4)));
   EXPECT_THAT(message_of([&] { model.check_sequence_ranks(3); }),
               HasSubstr("GPTModel has 4 attention heads, which 3 ranks of a sequence cannot share evenly"));
   EXPECT_THAT(message_of([] { testing::make_vl("qwen2_5_vl")->check_sequence_ranks(3); }),

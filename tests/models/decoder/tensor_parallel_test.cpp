@@ -57,8 +57,10 @@ DecoderConfig gpt_config() {
 
 DecoderConfig config_of(const std::string& family) { return family == "gpt" ? gpt_config() : family_config(family); }
 
-std::shared_ptr<DecoderModel> make(const DecoderConfig& config) {
-  auto model = std::make_shared<DecoderModel>(config);
+std::shared_ptr<DecoderModel> make(const DecoderConfig& config, TensorParallelRanksPtr ranks = nullptr) {
+  BuildContext context;
+  if (ranks != nullptr) context.tensor_parallel = std::move(ranks);
+  auto model = std::make_shared<DecoderModel>(decoder_network(config), context);
   testing::init_weights(*model, 1);
   for (auto& item : model->named_parameters()) {  // biases, which start as zeros, take part
     if (item.key().ends_with("bias")) item.value().set_data(item.value() + 0.1);
@@ -91,10 +93,9 @@ void expect_parity(const std::string& family, const Layout& layout) {
     arguments.tensor_model_parallel_size = layout.pieces;
     const ParallelGroups groups(arguments, world);
     const auto plain = make(config_of(family));
-    auto config = config_of(family);
-    config.tensor_parallel =
-        std::make_shared<TensorParallelRanks>(layout.pieces, groups.tensor_parallel->rank(), layout.sequence_parallel);
-    const auto model = make(config);
+    const auto model = make(
+        config_of(family),
+        std::make_shared<TensorParallelRanks>(layout.pieces, groups.tensor_parallel->rank(), layout.sequence_parallel));
     dynamic_cast<FSDP2Mixin&>(*model).fully_shard(
         {.process_group = groups.sharding, .tensor_parallel_group = groups.tensor_parallel});
     testing::expect_weights_of(*plain, *model);
@@ -135,9 +136,7 @@ TEST(TensorParallelDecoder, LogitsAreWhole) {
     arguments.tensor_model_parallel_size = 2;
     const ParallelGroups groups(arguments, world);
     const auto plain = make(config_of("qwen3"));
-    auto config = config_of("qwen3");
-    config.tensor_parallel = std::make_shared<TensorParallelRanks>(2, world->rank(), false);
-    const auto model = make(config);
+    const auto model = make(config_of("qwen3"), std::make_shared<TensorParallelRanks>(2, world->rank(), false));
     dynamic_cast<FSDP2Mixin&>(*model).fully_shard(
         {.process_group = groups.sharding, .tensor_parallel_group = groups.tensor_parallel});
     auto batch = batch_of(0);
@@ -151,14 +150,13 @@ TEST(TensorParallelDecoder, LogitsAreWhole) {
 }
 
 TEST(TensorParallelDecoder, LayersThatHaveNoGroupSayWhatIsMissing) {
-  auto config = config_of("qwen3");
-  config.tensor_parallel = std::make_shared<TensorParallelRanks>(2, 0, false);
-  const auto model = make(config);
+  const auto ranks = std::make_shared<TensorParallelRanks>(2, 0, false);
+  const auto model = make(config_of("qwen3"), ranks);
   EXPECT_THAT(message_of([&] {
                 testing::result_of(*model, testing::rows_on(*model, batch_of(0), testing::device_of_tests()));
               }),
               ::testing::HasSubstr("shard the model by FSDP2Mixin::fully_shard first"));
-  EXPECT_THAT(message_of([&] { config.tensor_parallel->set_group(nullptr); }),
+  EXPECT_THAT(message_of([&] { ranks->set_group(nullptr); }),
               ::testing::HasSubstr("give ShardingRequest::tensor_parallel_group"));
 }
 

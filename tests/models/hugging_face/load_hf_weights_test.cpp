@@ -24,7 +24,7 @@ namespace {
 
 /// 22 hidden channels and 61 tokens: nothing divides by 3 ranks, and norms over heads leave a rank
 /// without rows.
-DecoderConfig small_config(bool tied) {
+Network small_network(bool tied) {
   Arguments arguments;
   arguments.num_layers = 2;
   arguments.hidden_size = 22;
@@ -40,7 +40,7 @@ DecoderConfig small_config(bool tied) {
   arguments.add_bias_linear = false;
   arguments.qk_layernorm = true;
   arguments.attention_dropout = arguments.hidden_dropout = 0;
-  return decoder_config_from_flags(arguments);
+  return decoder_network(decoder_config_from_flags(arguments));
 }
 
 /// A tied model with weights, and a directory that holds them.
@@ -57,7 +57,7 @@ struct Saved {
                     [this](const TensorInfo& info) { return model.named_parameters()[info.name].detach(); });
   }
   TemporaryFolder folder;
-  DecoderModel model{small_config(/*tied=*/true)};
+  DecoderModel model{small_network(/*tied=*/true)};
 };
 
 TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
@@ -69,7 +69,7 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
   std::map<std::string, at::Tensor> whole;
   for (const auto& item : saved.model.named_parameters()) whole[item.key()] = item.value().grad();
   run_ranks(3, [&](const ProcessGroupPtr& world) {
-    DecoderModel model(small_config(/*tied=*/true));
+    DecoderModel model(small_network(/*tied=*/true));
     model.fully_shard({.process_group = world});  // layers, then the root with both ends of the tie
     EXPECT_TRUE(is_fsdp_module(*model.named_modules("", /*include_self=*/false)["model.layers.1"]));
     load_hf_weights(model, saved.folder.path());
@@ -93,7 +93,7 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
 
 TEST(LoadHfWeights, AnUntiedHeadTakesTheEmbeddingAndIsTold) {
   const Saved saved;
-  DecoderModel model(small_config(/*tied=*/false));
+  DecoderModel model(small_network(/*tied=*/false));
   model.to(device_of_tests());
   std::vector<std::string> told;
   load_hf_weights(model, saved.folder.path(), [&](Severity, const std::string& text) { told.push_back(text); });
@@ -119,7 +119,7 @@ std::string error_of_names(const Saved& saved, const Renaming& rename, bool head
   std::vector<TensorInfo> infos;
   for (const auto& [name, tensor] : weights) infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   save_hf_weights(folder.path(), infos, [&](const TensorInfo& info) { return weights.at(info.name); });
-  DecoderModel model(small_config(/*tied=*/true));
+  DecoderModel model(small_network(/*tied=*/true));
   model.to(device_of_tests());
   try {
     load_hf_weights(model, folder.path(), [&](Severity, const std::string& text) {
@@ -150,10 +150,10 @@ TEST(LoadHfWeights, EveryTensorIsUsedOrTold) {
 
 TEST(LoadHfWeights, OtherWeightsAreListedAndNothingChanges) {
   const Saved saved;
-  auto config = small_config(/*tied=*/true);
+  auto config = small_network(/*tied=*/true).config;
   config.num_layers = 4;
   config.intermediate_size = 70;
-  DecoderModel model(config);
+  DecoderModel model(decoder_network(config));
   model.init_weights();
   model.to(device_of_tests());
   const auto before = model.named_parameters()["model.embed_tokens.weight"].clone();

@@ -26,11 +26,8 @@ using testing::message_of;
 constexpr int64_t kSeed = 11;
 
 std::shared_ptr<Hooked<Mlp>> mlp_of(int64_t tiles, bool adapted = false) {
-  DecoderConfig config;
-  config.hidden_size = 32;
-  config.intermediate_size = 1024;
-  config.mlp_tiles = tiles;
-  auto mlp = std::make_shared<Hooked<Mlp>>(config);
+  auto mlp = std::make_shared<Hooked<Mlp>>(MlpSpec{.hidden_size = 32, .intermediate_size = 1024},
+                                           BuildContext{.mlp_tiles = tiles});
   for (const auto& each : mlp->children()) {
     if (adapted) dynamic_cast<Linear&>(*each).add_adapter(/*rank=*/4, /*scale=*/2, /*dropout=*/0.5);
   }

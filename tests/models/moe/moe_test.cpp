@@ -47,10 +47,8 @@ DecoderConfig moe_config(const nlohmann::ordered_json& changes = {}) {
 }
 
 std::shared_ptr<DecoderModel> make_moe(const nlohmann::ordered_json& changes = {}, int ep_size = 1, int ep_rank = 0) {
-  auto config = moe_config(changes);
-  config.moe.ep_size = ep_size;
-  config.moe.ep_rank = ep_rank;
-  auto model = std::make_shared<DecoderModel>(config);
+  auto model = std::make_shared<DecoderModel>(decoder_network(moe_config(changes)),
+                                              BuildContext{.experts = {.ranks = ep_size, .rank = ep_rank}});
   testing::init_weights(*model, 3);
   model->to(device_of_tests());
   return model;

@@ -223,7 +223,7 @@ TEST(QwenVlModel, WrongPicturesAreAnError) {
 }
 
 TEST(VisionPlan, SegmentsOfALengthLieTogether) {
-  const auto config = small_vl("qwen2_5_vl").vision;  // windows of 2 x 2 units
+  const auto config = small_vl("qwen2_5_vl")->config().vision;  // windows of 2 x 2 units
   // 3 x 2 units: windows of 4 and 2; two frames of 1 x 3: windows of 2 and 1 each.
   const auto plan = plan_vision(
       config, at::tensor({int64_t{1}, int64_t{6}, int64_t{4}, int64_t{2}, int64_t{2}, int64_t{6}}).view({2, 3}));

@@ -13,7 +13,7 @@ namespace megashard::testing {
 constexpr int64_t kImage = 50, kVideo = 51;
 
 /// qwen2_5_vl, qwen3_vl or qwen3_vl_moe; only the last has experts.
-inline VisionLanguageConfig small_vl(const std::string& type) {
+inline std::shared_ptr<QwenVlModel> small_vl(const std::string& type, const BuildContext& context = {}) {
   const auto json = nlohmann::ordered_json::parse(R"({
     "image_token_id": 50, "video_token_id": 51,
     "text_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -29,15 +29,14 @@ inline VisionLanguageConfig small_vl(const std::string& type) {
   typed["model_type"] = type;
   const std::string path = "config.json";
   const HfConfig config(typed, path);
-  return family_of(config).read_vision(config, decoder_config_from_hf(config));
+  auto network = network_from_hf(config);
+  auto vision = family_of(config).read_vision(config, network.config);
+  return std::make_shared<QwenVlModel>(std::move(vision), std::move(network), context, family_of(config).weight_files);
 }
 
 /// Random weights, the same each time; with experts of a part only, if there are several.
 inline std::shared_ptr<QwenVlModel> make_vl(const std::string& type, int ep_size = 1, int ep_rank = 0) {
-  auto config = small_vl(type);
-  config.text.moe.ep_size = ep_size;
-  config.text.moe.ep_rank = ep_rank;
-  auto model = std::make_shared<QwenVlModel>(config);
+  auto model = small_vl(type, {.experts = {.ranks = ep_size, .rank = ep_rank}});
   model->weight_init().std = 0.3;
   model->weight_init().generator = at::detail::createCPUGenerator(3);
   model->init_weights();

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "framework/modules/weight_init_mixin.h"
+#include "models/config/decoder_config.h"
+#include "parallel/fsdp/hooked_module.h"
+
+namespace megashard {
+
+/// The experts of each token and their weights.
+struct Routing {
+  at::Tensor weights;         ///< [N, K], of the hidden states' dtype
+  at::Tensor experts;         ///< [N, K] int64
+  at::Tensor balance{}, z{};  ///< as in LayerOutput, of this layer
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(weights);
+    f(experts);
+    f(balance);
+    f(z);
+  }
+};
+
+/// The module `gate` of a layer with experts.
+class Router {
+ public:
+  virtual ~Router() = default;
+  /// tokens [N, C] of so many sequences; `mask` [N] bool: the tokens that count for the losses; undefined: all.
+  virtual Routing route(const at::Tensor& tokens, const at::Tensor& mask, int64_t sequences) = 0;
+  virtual std::shared_ptr<torch::nn::Module> module() = 0;
+};
+
+/// Hooked<M> as a Router; M::forward has the signature of route().
+template <class M>
+class RouterOf final : public Hooked<M>, public Router {
+ public:
+  using Hooked<M>::Hooked;
+  Routing route(const at::Tensor& tokens, const at::Tensor& mask, int64_t sequences) override {
+    return this->forward(tokens, mask, sequences);
+  }
+  std::shared_ptr<torch::nn::Module> module() override { return this->shared_from_this(); }
+};
+
+/// Description of a router, without ranks and flags. An open set: one file per kind.
+class RouterSpec {
+ public:
+  virtual ~RouterSpec() = default;
+  virtual std::shared_ptr<Router> build(int64_t hidden_size, const MoeConfig& config) const = 0;
+};
+
+using RouterSpecPtr = std::shared_ptr<const RouterSpec>;
+
+/// Softmax in fp32 over the experts' logits, then the K largest (transformers' Qwen3MoeTopKRouter).
+RouterSpecPtr softmax_router(std::string class_name);
+
+/// Statistics for the router losses that `config` asks for, as Routing's balance and z; undefined without losses.
+/// logits [N, experts]; probabilities [N, experts] fp32 and experts [N, K] of the router; mask as route()'s.
+struct RouterStatistics {
+  at::Tensor balance, z;
+};
+RouterStatistics router_statistics(const MoeConfig& config, bool trains, const at::Tensor& logits,
+                                   const at::Tensor& probabilities, const at::Tensor& experts, const at::Tensor& mask,
+                                   int64_t sequences);
+
+}  // namespace megashard

@@ -1,0 +1,140 @@
+#include "models/network/network.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "models/layers/attention.h"
+#include "models/layers/mlp.h"
+#include "models/moe/moe.h"
+
+namespace megashard {
+namespace {
+
+NormSpec norm_of(const DecoderConfig& config, int64_t width) {
+  return {.class_name = config.names.norm,
+          .width = width,
+          .kind = config.norm,
+          .eps = config.norm_eps,
+          .zero_centered = config.zero_centered_norm};
+}
+
+MlpSpec mlp_of(const DecoderConfig& config, int64_t intermediate_size) {
+  return {.class_name = config.names.mlp,
+          .hidden_size = config.hidden_size,
+          .intermediate_size = intermediate_size,
+          .activation = config.activation,
+          .gated = config.gated_mlp,
+          .bias = config.mlp_bias,
+          .output_init_scale = config.output_init_scale};
+}
+
+/// Index of the layer's tables in Network::rotaries.
+std::optional<size_t> rotary_index(const DecoderConfig& config, int64_t layer) {
+  if (config.positions != PositionKind::kRotary) return std::nullopt;
+  return config.sliding_rotary && config.is_sliding(layer) ? 1 : 0;
+}
+
+/// "{*}" if these are all layers.
+std::string pattern_of(const std::vector<int64_t>& layers, size_t all) {
+  return layers.size() == all ? "{*}" : "{" + c10::Join(",", layers) + "}";
+}
+
+}  // namespace
+
+NormSpec hidden_norm(const DecoderConfig& config) { return norm_of(config, config.hidden_size); }
+
+PartSpecPtr attention_of(const DecoderConfig& config, int64_t index) {
+  AttentionSpec spec{.class_name = config.names.attention,
+                     .hidden_size = config.hidden_size,
+                     .num_heads = config.num_heads,
+                     .num_kv_heads = config.num_kv_heads,
+                     .head_dim = config.head_dim,
+                     .qkv_bias = config.qkv_bias,
+                     .out_bias = config.attention_out_bias,
+                     .rotary = rotary_index(config, index),
+                     .rotary_interleaved = config.rotary.interleaved,
+                     .window = config.is_sliding(index) ? config.sliding_window : 0,
+                     .scale = config.attention_scale,
+                     .dropout = config.attention_dropout,
+                     .output_init_scale = config.output_init_scale};
+  if (config.qk_norm) spec.head_norm = norm_of(config, config.head_dim);
+  return attention_part(std::move(spec));
+}
+
+PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router) {
+  return experts_part({.class_name = config.names.moe,
+                       .hidden_size = config.hidden_size,
+                       .moe = config.moe,
+                       .expert = mlp_of(config, config.moe.intermediate_size),
+                       .router = router ? std::move(router) : softmax_router(config.names.router)});
+}
+
+PartSpecPtr mlp_or_experts_of(const DecoderConfig& config, int64_t index) {
+  return config.moe.is_sparse(index) ? experts_of(config) : mlp_part(mlp_of(config, config.intermediate_size));
+}
+
+LayerSpec decoder_layer(const DecoderConfig& config, int64_t index) {
+  const auto norm = [&](const char* name) { return NamedNorm{name, hidden_norm(config)}; };
+  Branch attention{.name = "self_attn", .part = attention_of(config, index), .before = norm("input_layernorm")};
+  Branch mlp{.name = "mlp", .part = mlp_or_experts_of(config, index)};
+  if (config.sandwich_norms) {
+    attention.after = norm("post_attention_layernorm");
+    mlp.before = norm("pre_feedforward_layernorm");
+    mlp.after = norm("post_feedforward_layernorm");
+  } else {
+    mlp.before = norm("post_attention_layernorm");
+  }
+  return {.class_name = config.names.layer,
+          .branches = {std::move(attention), std::move(mlp)},
+          .dropout = config.hidden_dropout};
+}
+
+Network decoder_network(DecoderConfig config, LayerOfFamily layer) {
+  Network network{.norm = hidden_norm(config)};
+  if (config.positions == PositionKind::kRotary) network.rotaries.push_back(config.rotary);
+  if (config.sliding_rotary) network.rotaries.push_back(*config.sliding_rotary);
+  for (int64_t i = 0; i < config.num_layers; ++i) network.layers.push_back(layer(config, i));
+  network.config = std::move(config);
+  return network;
+}
+
+void for_each_part(const Network& network, const std::function<void(const PartSpec&)>& visit) {
+  for (const auto& layer : network.layers) {
+    for (const auto& branch : layer.branches) visit(*branch.part);
+  }
+}
+
+double training_flops(const Network& network, int64_t sequences, int64_t sequence_length) {
+  const auto& config = network.config;
+  double token = 6.0 * static_cast<double>(config.hidden_size) * static_cast<double>(config.vocab_size);
+  for_each_part(network, [&](const PartSpec& part) { token += part.training_flops(sequence_length); });
+  return token * static_cast<double>(sequences) * static_cast<double>(sequence_length);
+}
+
+std::vector<std::string> patterns_of_part(const Network& network, const std::string& layers, const std::string& part) {
+  if (part == "layer") return {layers + ".{*}"};
+  std::vector<std::pair<std::string, std::vector<int64_t>>> found;  // path in a layer, and the layers that have it
+  const auto add = [&](const std::string& path, int64_t layer) {
+    const auto known = std::find_if(found.begin(), found.end(), [&](const auto& each) { return each.first == path; });
+    if (known == found.end()) {
+      found.emplace_back(path, std::vector{layer});
+    } else {
+      known->second.push_back(layer);
+    }
+  };
+  for (size_t i = 0; i < network.layers.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    for (const auto& branch : network.layers[i].branches) {
+      for (const auto& path : branch.part->paths_of(part)) add(branch.name + (path.empty() ? "" : "." + path), index);
+      if (branch.before && branch.part->norm_before() == part) add(branch.before->name, index);
+    }
+  }
+  std::vector<std::string> patterns;
+  for (const auto& [path, of_layers] : found)
+    patterns.push_back(layers + "." + pattern_of(of_layers, network.layers.size()) + "." + path);
+  return patterns;
+}
+
+}  // namespace megashard

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/config/decoder_config.h"
+#include "models/layers/norm.h"
+#include "models/moe/router.h"
+#include "models/network/part.h"
+
+namespace megashard {
+
+/// A norm and its name among a layer's modules.
+struct NamedNorm {
+  std::string name;
+  NormSpec norm;
+};
+
+/// x + after(part(before(x))).
+struct Branch {
+  std::string name;  ///< of the part among the layer's modules
+  PartSpecPtr part;
+  std::optional<NamedNorm> before{};
+  std::optional<NamedNorm> after{};
+};
+
+/// Residual branches, one after the other.
+struct LayerSpec {
+  std::string class_name{};  ///< for wrap policies
+  std::vector<Branch> branches;
+  double dropout = 0;  ///< of each branch's output
+};
+
+/// A decoder-only language model as a value, without ranks, flags and files.
+struct Network {
+  DecoderConfig config{};  ///< sizes and switches of the whole network, in the terms of Megatron's flags
+  std::vector<RotaryConfig> rotaries{};
+  std::vector<LayerSpec> layers{};
+  NormSpec norm{};  ///< after the last layer
+};
+
+/// Description of layer `index` of a family whose layers differ from decoder_layer().
+using LayerOfFamily = LayerSpec (*)(const DecoderConfig& config, int64_t index);
+
+/// Attention, then an MLP or experts, each after a norm, with sandwich norms also before one. Named as in transformers'
+/// Llama: input_layernorm, self_attn, post_attention_layernorm, mlp; in Gemma's sandwich post_attention_layernorm is
+/// the norm after attention, and pre_feedforward_layernorm and post_feedforward_layernorm enclose the MLP.
+LayerSpec decoder_layer(const DecoderConfig& config, int64_t index);
+
+/// The network of a configuration, its layers described by `layer`.
+Network decoder_network(DecoderConfig config, LayerOfFamily layer = decoder_layer);
+
+// Pieces of decoder_layer() for families that replace one of them.
+NormSpec hidden_norm(const DecoderConfig& config);
+PartSpecPtr attention_of(const DecoderConfig& config, int64_t index);
+PartSpecPtr mlp_or_experts_of(const DecoderConfig& config, int64_t index);
+/// `router`: null: softmax over all experts, then the K largest.
+PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router = nullptr);
+
+/// Visits the parts of all layers.
+void for_each_part(const Network& network, const std::function<void(const PartSpec&)>& visit);
+
+/// Floating-point operations of forward and backward of `sequences` sequences, as Megatron counts them: recompute is
+/// not counted, and attention's scores only where the mask and the window allow them.
+double training_flops(const Network& network, int64_t sequences, int64_t sequence_length);
+
+/// Patterns of the modules that Megatron calls `part` (FSDP2Mixin::patterns_of_part); `layers`: path of the list.
+std::vector<std::string> patterns_of_part(const Network& network, const std::string& layers, const std::string& part);
+
+}  // namespace megashard

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "models/config/tensor_parallel_ranks.h"
+#include "models/layers/key_span.h"
+#include "models/layers/rotary.h"
+#include "parallel/fsdp/hooked_module.h"
+
+namespace megashard {
+
+/// Inputs that all layers of one forward share.
+struct Pass {
+  c10::SmallVector<RotaryTables, 2> rotary{};  ///< of Network::rotaries, in their order
+  at::Tensor token_mask{};                     ///< see Batch
+  KeySpan span{};                              ///< without a window, which is a layer's own
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    for (auto& tables : rotary) tables.visit_tensors(f);
+    f(token_mask);
+  }
+};
+
+/// Output of a part, a layer or a stack of layers: hidden states and statistics of the routers on their way.
+struct LayerOutput {
+  at::Tensor hidden;  ///< [B, T, C]
+  /// One layer: [2, B, experts] fp32; several: [layers, 2, B, experts]. The number of tokens of each sequence that
+  /// chose each expert, and the sum of the tokens' probabilities for it, which has a gradient. Masked tokens count for
+  /// neither. Undefined without router losses.
+  at::Tensor balance{};
+  /// Squared logsumexp of the router logits, summed over the same tokens; one layer: a scalar; several: [layers] fp32.
+  /// Undefined without a z-loss.
+  at::Tensor z{};
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(hidden);
+    f(balance);
+    f(z);
+  }
+};
+
+/// A module in a residual branch of a layer: attention, MLP, experts.
+class Part {
+ public:
+  virtual ~Part() = default;
+  virtual LayerOutput run(const at::Tensor& normed, const Pass& pass) = 0;  // [B, T, C]
+  virtual std::shared_ptr<torch::nn::Module> module() = 0;
+};
+
+/// Hooked<M> as a Part. M::forward takes (hidden) or (hidden, pass), and returns hidden states or a LayerOutput.
+template <class M>
+class PartOf final : public Hooked<M>, public Part {
+ public:
+  using Hooked<M>::Hooked;
+
+  LayerOutput run(const at::Tensor& normed, const Pass& pass) override {
+    if constexpr (requires { this->forward(normed, pass); }) {
+      return output(this->forward(normed, pass));
+    } else {
+      return output(this->forward(normed));
+    }
+  }
+  std::shared_ptr<torch::nn::Module> module() override { return this->shared_from_this(); }
+
+ private:
+  static LayerOutput output(LayerOutput result) { return result; }
+  static LayerOutput output(at::Tensor hidden) { return {.hidden = std::move(hidden)}; }
+};
+
+/// Expert parallelism: EP rank r of `ranks` has the experts [r N / ranks, (r + 1) N / ranks) of each layer's N.
+struct ExpertPlacement {
+  int64_t ranks = 1;
+  int64_t rank = 0;
+
+  bool has(int64_t expert, int64_t num_experts) const { return expert / (num_experts / ranks) == rank; }
+};
+
+/// How a rank builds and computes a network; not part of what the network is.
+struct BuildContext {
+  TensorParallelRanksPtr tensor_parallel = std::make_shared<TensorParallelRanks>();  ///< shared by all its modules
+  ExpertPlacement experts{};
+  int64_t mlp_tiles = 1;                    ///< number of sequence tiles that an MLP computes one by one
+  std::optional<int64_t> logits_at_once{};  ///< maximum of the loss; unset: cross_entropy.h's
+};
+
+/// A size that tensor-parallel ranks divide among them.
+struct SharedSize {
+  int64_t size;
+  const char* what;  ///< plural: "attention heads"
+};
+
+/// Description of a part, without ranks, flags and files. An open set: one file per kind.
+class PartSpec {
+ public:
+  virtual ~PartSpec() = default;
+  virtual std::shared_ptr<Part> build(const BuildContext& context) const = 0;
+
+  /// Floating-point operations of forward and backward per token of a sequence of this length, as Megatron counts them.
+  virtual double training_flops(int64_t sequence_length) const = 0;
+  /// Sizes that --tensor-model-parallel-size must divide.
+  virtual std::vector<SharedSize> sizes_over_ranks() const { return {}; }
+  /// Throws if `ranks` ranks cannot share the rows of a sequence by exchanging heads (Ulysses). `model`: for the
+  /// message; `tensor_parallel`: number of ranks that share the heads already.
+  virtual void check_sequence_ranks(const std::string& /*model*/, int64_t /*ranks*/,
+                                    int64_t /*tensor_parallel*/) const {}
+  /// Throws if it cannot be trained on a ring of ranks with parts of a sequence.
+  virtual void check_sequence_ring(const std::string& /*model*/) const {}
+  /// Paths, relative to the part, of Megatron's module (core_attn, qkv_linear, mlp, moe, ...: ActivationPlan); "" is
+  /// the part itself. Empty if it has no such module.
+  virtual std::vector<std::string> paths_of(const std::string& /*megatron_part*/) const { return {}; }
+  /// Megatron's name of the norm before the part: attn_norm or mlp_norm.
+  virtual std::string norm_before() const = 0;
+};
+
+using PartSpecPtr = std::shared_ptr<const PartSpec>;
+
+}  // namespace megashard
