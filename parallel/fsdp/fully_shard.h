@@ -92,6 +92,10 @@ struct FullyShardOptions {
   std::optional<CpuOffloadPolicy> cpu_offload{};
   /// Called for each parameter, more than once. Unset: dimension 0 over `mesh`.
   std::function<ShardPlacement(const at::Tensor& parameter)> shard_placement_fn{};
+  /// Called for each parameter; its result replaces mixed_precision.param_dtype for it, e.g. fp32 for a router's weight
+  /// in a bf16 unit. If such a unit has no reduce_dtype, its gradients are reduced in the widest dtype of its
+  /// parameters. As in PyTorch 2.15.
+  std::function<std::optional<at::ScalarType>(const at::Tensor& parameter)> param_dtype_override_fn{};
   UnusedParameters unused_parameters = UnusedParameters::kZeroFill;
   std::vector<at::Tensor> ignored_parameters{};  ///< not sharded, moved or reduced
 };

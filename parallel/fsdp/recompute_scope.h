@@ -51,4 +51,7 @@ class RecomputeScope {
   std::vector<std::function<void()>> callbacks_;
 };
 
+/// True if a backward may follow and this is not a recompute: the forward that counts a step's tokens once.
+inline bool is_first_forward() { return backward_may_follow() && RecomputeScope::current() == nullptr; }
+
 }  // namespace megashard

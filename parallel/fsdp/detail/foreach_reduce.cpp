@@ -1,7 +1,9 @@
 #include "parallel/fsdp/detail/foreach_reduce.h"
 
 #include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -124,15 +126,23 @@ at::ScalarType reduce_dtype(const FsdpParams& params, const MixedPrecisionPolicy
   if (policy.reduce_dtype) return *policy.reduce_dtype;
   if (policy.grad_dtype) return *policy.grad_dtype;
   const FsdpParam* first = nullptr;
+  const bool overrides = std::ranges::any_of(params, [](const auto& param) { return param->overrides_dtype(); });
+  at::ScalarType widest = at::ScalarType::Undefined;
   for (const auto& param : params) {
     if (!param->trainable()) continue;
     if (first == nullptr) first = param.get();
+    if (overrides) {
+      const auto own = param->compute_dtype();
+      widest = widest == at::ScalarType::Undefined ? own : c10::promoteTypes(widest, own);
+      continue;
+    }
     TORCH_CHECK(param->compute_dtype() == first->compute_dtype(),
                 "the gradients of one group are reduced in one dtype, but '", first->name(), "' computes in ",
                 first->compute_dtype(), " and '", param->name(), "' in ", param->compute_dtype(),
                 ": set MixedPrecisionPolicy.reduce_dtype or param_dtype");
   }
-  return first == nullptr ? at::kFloat : first->compute_dtype();
+  if (first == nullptr) return at::kFloat;
+  return overrides ? widest : first->compute_dtype();
 }
 
 Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {

@@ -112,6 +112,7 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
       rank_(layout.shard_group->rank()) {
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
+  if (options.param_dtype_override_fn) dtype_override_ = options.param_dtype_override_fn(parameter_);
   if (tensor_parallel_) joint_mesh_ = joint_mesh(layout_.mesh, *tensor_parallel_);
   const auto placement = options.shard_placement_fn ? options.shard_placement_fn(parameter_) : ShardPlacement{};
   geometry_ = geometry_of(parameter_, name, placement, layout_.shard_group->size());
@@ -187,6 +188,7 @@ void FsdpParam::switch_to(const at::Tensor& tensor) {
 }
 
 void FsdpParam::init_unsharded(std::optional<at::ScalarType> param_dtype) {
+  if (dtype_override_) param_dtype = dtype_override_;
   const bool converts = param_dtype.has_value() && at::isFloatingType(stored_dtype());
   const auto compute_dtype = converts ? *param_dtype : stored_dtype();
   const auto device = layout_.mesh->device();

@@ -60,6 +60,8 @@ class FsdpParam {
   /// sharding_groups() of sharded_tensor().
   const std::vector<ProcessGroupPtr>& sharding_groups() const { return sharding_groups_; }
 
+  /// True if param_dtype_override_fn gave its compute dtype.
+  bool overrides_dtype() const { return dtype_override_.has_value(); }
   /// Fixes the compute dtype and creates the unsharded storage; keeps an existing one that still fits, because live
   /// graphs hold views of it. Called before the first all-gather and when reset_sharded_param returns true.
   void init_unsharded(std::optional<at::ScalarType> param_dtype);
@@ -124,6 +126,7 @@ class FsdpParam {
   c10::intrusive_ptr<GuardInfo> info_;
   c10::intrusive_ptr<GuardInfo> grad_info_;
   MixedPrecisionPolicy policy_;
+  std::optional<at::ScalarType> dtype_override_;
   std::optional<CpuOffloadPolicy> offload_;
   ShardGeometry geometry_;
   int rank_ = 0;

@@ -15,12 +15,15 @@
 namespace megashard::testing {
 namespace {
 
-at::Tensor two_layers(const Weights& w, at::Tensor x) { return at::linear(at::linear(x, w[0], w[1]).relu(), w[2]); }
+at::Tensor two_layers(const Weights& w, at::Tensor x) {
+  return at::linear(at::linear(x, w[0], w[1]).relu().to(w[2].scalar_type()), w[2]);
+}
 const Sizes kSizes{{7, 6}, {7}, {5, 7}};
 
 struct PrecisionCase {
   std::optional<at::ScalarType> param, reduce;
   ReshardAfterForward reshard;
+  std::optional<size_t> in_fp32{};  // index of a weight whose dtype is overridden
 };
 
 /// Three steps of gradient descent in fp32 on weights that compute in another dtype.
@@ -32,20 +35,27 @@ void expect_precision_parity(const PrecisionCase& given) {
     options.mixed_precision.param_dtype = given.param;
     options.mixed_precision.reduce_dtype = given.reduce;
     const auto compute = given.param.value_or(at::kFloat);
-    const auto reduce = given.reduce.value_or(compute);
+    const auto reduce = given.reduce.value_or(given.in_fp32 ? at::kFloat : compute);
+    const auto dtype_of = [&](size_t i) { return i == given.in_fp32 ? at::kFloat : compute; };
     FormulaImpl master(kSizes, two_layers);  // fp32 weights, like the shards
     Formula unit(kSizes, two_layers);
+    if (given.in_fp32) {
+      const at::Tensor fp32 = unit.w[*given.in_fp32];
+      options.param_dtype_override_fn = [fp32](const at::Tensor& parameter) {
+        return parameter.is_same(fp32) ? std::optional(at::kFloat) : std::nullopt;
+      };
+    }
     fully_shard(unit, options);
     for (uint64_t step = 0; step < 3; ++step) {
       FormulaImpl plain(kSizes, two_layers, compute);
-      for (size_t i = 0; i < plain.w.size(); ++i) plain.w[i].set_data(master.w[i].detach().to(compute));
+      for (size_t i = 0; i < plain.w.size(); ++i) plain.w[i].set_data(master.w[i].detach().to(dtype_of(i)));
       const at::Tensor x = fixed({4, 6}, 10 * step + static_cast<uint64_t>(world->rank()));
       const at::Tensor expected = plain.forward(x.to(compute)).sum();
       calls.clear();
       unit.zero_grad();
       const at::Tensor loss = unit.forward(x).sum();
       ASSERT_TRUE(at::equal(loss, expected)) << "step " << step;
-      EXPECT_EQ(loss.scalar_type(), compute);
+      EXPECT_EQ(loss.scalar_type(), dtype_of(2));
       expected.backward();
       loss.backward();
       EXPECT_EQ(calls.back().operation, "reduce_scatter");
@@ -79,6 +89,14 @@ TEST(FullyShardMixedPrecision, test_reduce_dtype) {
   for (const bool reshard : {true, false}) {
     expect_precision_parity({at::kBFloat16, at::kFloat, reshard});
     expect_precision_parity({{}, at::kBFloat16, reshard});
+  }
+}
+
+TEST(FullyShardMixedPrecision, AnOverriddenWeightComputesInItsOwnDtype) {
+  for (const bool reshard : {true, false}) {
+    expect_precision_parity({at::kBFloat16, {}, reshard, /*in_fp32=*/2});
+    expect_precision_parity({at::kBFloat16, at::kFloat, reshard, /*in_fp32=*/2});
+    expect_precision_parity({at::kBFloat16, at::kBFloat16, reshard, /*in_fp32=*/2});
   }
 }
 
