@@ -64,6 +64,15 @@ void FSDP2Mixin::fully_shard(ShardingRequest request) {
   make_copies_equal();
 }
 
+void FSDP2Mixin::store_in(at::ScalarType dtype) {
+  const c10::NoGradGuard no_grad;
+  const auto store = [&](const std::string& name, at::Tensor& tensor) {
+    if (tensor.is_floating_point() && !keeps_fp32(name)) tensor.set_data(tensor.to(dtype));
+  };
+  for (auto& item : module().named_parameters()) store(item.key(), item.value());
+  for (auto& item : module().named_buffers()) store(item.key(), item.value());
+}
+
 void FSDP2Mixin::_pre_fully_shard(ShardingRequest request) {
   request_ = std::move(request);
   const Fsdp2Config& config = request_.config;
@@ -123,6 +132,15 @@ void FSDP2Mixin::set_shard_placements() {
   for (const auto& item : module().named_parameters()) {
     if (std::ranges::none_of(ignored, [&](const at::Tensor& each) { return each.is_same(item.value()); }))
       placements_.check(item.key(), item.value());
+  }
+  std::unordered_set<const c10::TensorImpl*> in_fp32;
+  for (const auto& item : module().named_parameters()) {
+    if (keeps_fp32(item.key())) in_fp32.insert(item.value().unsafeGetTensorImpl());
+  }
+  if (!in_fp32.empty()) {
+    options_.param_dtype_override_fn = [in_fp32](const at::Tensor& parameter) {
+      return in_fp32.contains(parameter.unsafeGetTensorImpl()) ? std::optional(at::kFloat) : std::nullopt;
+    };
   }
   if (placements_.has_other_mesh() || rule.divisible || !rule.dims.empty()) options_.shard_placement_fn = placements_;
 }
@@ -193,6 +211,7 @@ void FSDP2Mixin::make_copies_equal() {
         !view.is_replicated() && view.mesh->ndim() > 1 && view.placements[0] == Placement::replicate();
     if (has_replicas) take_first(view.local.detach(), *view.mesh->group(0));
   }
+  for (const at::Tensor& buffer : module().buffers()) take_first(buffer, *request_.process_group);
 }
 
 void FSDP2Mixin::_fully_shard() {

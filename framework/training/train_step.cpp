@@ -20,7 +20,11 @@ TrainStep::TrainStep(MultiModalModule& model, const Objective& objective, Optimi
       replicated_(replicated_parameters(optimizer.parameters())),
       group_(std::move(group)),
       device_(device),
-      options_(options) {}
+      options_(options) {
+  for (const auto& module : model_.modules(/*include_self=*/false)) {
+    if (auto* ends = dynamic_cast<EndsSteps*>(module.get())) ends_.push_back(ends);
+  }
+}
 
 void TrainStep::empty_unused_memory(int64_t from_level) {
   if (device_.is_cpu() || options_.empty_unused_memory_level < from_level) return;
@@ -133,7 +137,23 @@ void TrainStep::update() {
     optimizer_.step(skip_);
   }
   skip_.reset();
+  end_step();
   empty_unused_memory(2);
+}
+
+void TrainStep::end_step() {
+  if (ends_.empty()) return;
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> counts;
+  for (EndsSteps* each : ends_) counts.push_back(each->take_counts());
+  const at::Tensor all = at::cat(counts);
+  group_->all_reduce(all, ReduceOp::kSum).wait();
+  int64_t first = 0;
+  for (size_t i = 0; i < ends_.size(); ++i) {
+    const int64_t size = counts[i].numel();
+    ends_[i]->end_step(all.narrow(0, first, size));
+    first += size;
+  }
 }
 
 at::Tensor TrainStep::evaluate(const Batch& batch) {

@@ -8,6 +8,7 @@
 
 #include "framework/batch.h"
 #include "framework/modules/multi_modal_module.h"
+#include "framework/modules/step_end.h"
 #include "framework/objectives/objective.h"
 #include "framework/training/optimizer.h"
 #include "framework/training/step_stats.h"
@@ -45,8 +46,8 @@ class TrainStep {
   at::Tensor backward(const std::vector<Batch>& micro_batches);
   /// Clips these gradients. `sums`: what backward() returned. Collective.
   DeviceStats clip(const at::Tensor& sums);
-  /// Steps the optimizer by the clipped gradients, at its own learning rate. If the options ask for finite gradients
-  /// and the norm is not finite, nothing changes.
+  /// Steps the optimizer by the clipped gradients, at its own learning rate; if the options ask for finite gradients
+  /// and the norm is not finite, no parameter changes. Then calls end_step() of the modules that have one. Collective.
   void update();
   /// The objective's metrics without gradients: DeviceStats::sums, on the device. Collective.
   at::Tensor evaluate(const Batch& batch);
@@ -55,6 +56,7 @@ class TrainStep {
 
  private:
   void empty_unused_memory(int64_t from_level);
+  void end_step();
   /// The batch on the device, prepared, with whole sequences. Throws for the first one if it lacks a column that the
   /// objective needs.
   Batch on_device(Batch batch) const;
@@ -70,6 +72,7 @@ class TrainStep {
   MultiModalModule& model_;
   const Objective& objective_;
   Optimizer& optimizer_;
+  std::vector<EndsSteps*> ends_;        // the model's modules that have an end of the step
   std::vector<at::Tensor> replicated_;  // parameters that fully_shard does not reduce
   ProcessGroupPtr group_;
   c10::Device device_;

@@ -284,7 +284,10 @@ BuiltModel build_model(const Arguments& arguments, bool initialises) {
           {.recipe = arguments.fp8_recipe == Fp8Recipe::kMxfp8 ? Float8Recipe::kMxfp8 : Float8Recipe::kTensorwise,
            .gradient_format = arguments.fp8_format == Fp8Format::kHybrid ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn});
     }
-    if (stored_dtype(arguments) != at::kFloat) model->to(stored_dtype(arguments));
+    if (const auto dtype = stored_dtype(arguments); dtype != at::kFloat) {
+      auto* mixin = dynamic_cast<FSDP2Mixin*>(model.get());
+      mixin == nullptr ? model->to(dtype) : mixin->store_in(dtype);
+    }
     return model;
   };
   BuiltModel built;
