@@ -9,6 +9,7 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
+#include "models/config/hf_directory.h"
 #include "models/decoder_arguments.h"
 #include "models/families/model_family.h"
 
@@ -171,9 +172,9 @@ Network network_of(const Arguments& arguments) {
                                                 " needs a model with experts, which --hf-model gives; leave it out");
   auto network = [&] {
     if (!arguments.hf_model) return decoder_network(decoder_config_from_flags(arguments));
-    auto config = decoder_config_from_hf(*arguments.hf_model);
-    apply_flags(config, arguments);
-    return decoder_network(std::move(config), family_of(*arguments.hf_model).layer);
+    const auto json = need_model_config(*arguments.hf_model);
+    return network_from_hf(HfConfig(json, *arguments.hf_model + "/config.json"),
+                           [&](DecoderConfig& config) { apply_flags(config, arguments); });
   }();
   check_ranks_divide(network, arguments);
   return network;

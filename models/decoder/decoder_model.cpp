@@ -185,6 +185,11 @@ void DecoderModel::_init_tp_model() {
   }
 }
 
+bool DecoderModel::keeps_fp32(const std::string& name) const {
+  constexpr std::string_view kLayers = "model.layers.";
+  return name.starts_with(kLayers) && megashard::keeps_fp32(network_, name.substr(kLayers.size()));
+}
+
 double DecoderModel::training_flops(int64_t sequences, int64_t sequence_length) const {
   return megashard::training_flops(network_, sequences, sequence_length);
 }

@@ -79,6 +79,7 @@ class DecoderModel : public ExpertParallelModule, public PublishedWeights {
 
  protected:
   void _init_tp_model() override;
+  bool keeps_fp32(const std::string& name) const override;
   const MoeConfig& moe_config() const override { return network_.config.moe; }
   const BuildContext& context() const override { return context_; }
   std::vector<std::string> default_modules_to_wrap() const override { return {"model.layers.{*}"}; }

@@ -44,10 +44,9 @@ DecoderConfig read_gemma3(const HfConfig& config) {
   return network;
 }
 
+const RegisterFamily kGemma3Text({.model_type = "gemma3_text",
+                                  .architecture = "Gemma3ForCausalLM",
+                                  .read = read_gemma3});
+
 }  // namespace
-
-ModelFamily gemma3_text() {
-  return {.model_type = "gemma3_text", .architecture = "Gemma3ForCausalLM", .read = read_gemma3};
-}
-
 }  // namespace megashard

@@ -19,14 +19,11 @@ std::optional<nlohmann::ordered_json> llama_switches(const DecoderConfig& networ
   return nlohmann::ordered_json{{"attention_bias", network.qkv_bias}, {"mlp_bias", network.mlp_bias}};
 }
 
+const RegisterFamily kLlama({.model_type = "llama",
+                             .architecture = "LlamaForCausalLM",
+                             .read = read_llama,
+                             .write_switches = llama_switches,
+                             .has_megatron_layout = true});
+
 }  // namespace
-
-ModelFamily llama() {
-  return {.model_type = "llama",
-          .architecture = "LlamaForCausalLM",
-          .read = read_llama,
-          .write_switches = llama_switches,
-          .has_megatron_layout = true};
-}
-
 }  // namespace megashard

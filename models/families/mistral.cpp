@@ -11,11 +11,8 @@ DecoderConfig read_mistral(const HfConfig& config) {
   return network;
 }
 
+const RegisterFamily kMistral(
+    {.model_type = "mistral", .architecture = "MistralForCausalLM", .read = read_mistral, .has_megatron_layout = true});
+
 }  // namespace
-
-ModelFamily mistral() {
-  return {
-      .model_type = "mistral", .architecture = "MistralForCausalLM", .read = read_mistral, .has_megatron_layout = true};
-}
-
 }  // namespace megashard

@@ -1,27 +1,30 @@
 #include "models/families/model_family.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "models/config/hf_directory.h"
 
 namespace megashard {
 
-// One line per family, here and in the list.
-ModelFamily llama();
-ModelFamily mistral();
-ModelFamily qwen2();
-ModelFamily qwen3();
-ModelFamily qwen3_moe();
-ModelFamily gemma3_text();
-ModelFamily qwen2_5_vl();
-ModelFamily qwen3_vl();
-ModelFamily qwen3_vl_moe();
+namespace {
 
-const std::vector<ModelFamily>& model_families() {
-  static const std::vector<ModelFamily> families = {llama(),       mistral(),    qwen2(),    qwen3(),       qwen3_moe(),
-                                                    gemma3_text(), qwen2_5_vl(), qwen3_vl(), qwen3_vl_moe()};
+std::vector<ModelFamily>& registered_families() {
+  static std::vector<ModelFamily> families;
   return families;
 }
+
+}  // namespace
+
+RegisterFamily::RegisterFamily(ModelFamily family) {
+  auto& all = registered_families();
+  const auto place = std::ranges::lower_bound(all, family.model_type, {}, &ModelFamily::model_type);
+  TORCH_CHECK(place == all.end() || place->model_type != family.model_type, "two families have the model_type ",
+              family.model_type);
+  all.insert(place, std::move(family));
+}
+
+const std::vector<ModelFamily>& model_families() { return registered_families(); }
 
 const ModelFamily* find_family(const std::string& model_type) {
   const auto& families = model_families();
@@ -40,15 +43,16 @@ const ModelFamily& family_of(const HfConfig& config) {
   return *family;
 }
 
-const ModelFamily& family_of(const std::filesystem::path& hf_dir) {
-  const auto config = need_model_config(hf_dir.string());
-  return family_of(HfConfig(config, (hf_dir / "config.json").string()));
-}
-
 DecoderConfig decoder_config_from_hf(const HfConfig& config) { return family_of(config).read(config); }
 
-Network network_from_hf(const HfConfig& config) {
-  return decoder_network(decoder_config_from_hf(config), family_of(config).layer);
+Network network_from_hf(const HfConfig& config, const std::function<void(DecoderConfig&)>& change) {
+  const auto& family = family_of(config);
+  auto network = family.read(config);
+  if (change) change(network);
+  if (family.layer == nullptr) return decoder_network(std::move(network));
+  return decoder_network(std::move(network), [&](const DecoderConfig& common, int64_t index) {
+    return family.layer(config, common, index);
+  });
 }
 
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json, const std::string& path) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -14,8 +15,7 @@
 
 namespace megashard {
 
-/// A family of Hugging Face models. Each file of this folder defines one or several similar ones; model_family.cpp
-/// lists them.
+/// A family of Hugging Face models. Each file of this folder registers one or several similar ones.
 struct ModelFamily {
   std::string model_type;    ///< in config.json: "qwen3_moe"
   std::string architecture;  ///< in its `architectures`: "Qwen3MoeForCausalLM"
@@ -23,8 +23,8 @@ struct ModelFamily {
   DecoderConfig (*read)(const HfConfig& config);
   /// For a vision-language model: reads tower, decoder, and their connection. Null: text only.
   VisionLanguageConfig (*read_vision)(const HfConfig& config, const DecoderConfig& text) = nullptr;
-  /// Describes a layer of the decoder.
-  LayerOfFamily layer = decoder_layer;
+  /// Describes layer `index` of the decoder. Null: decoder_layer().
+  LayerSpec (*layer)(const HfConfig& config, const DecoderConfig& network, int64_t index) = nullptr;
   WeightFiles weight_files{};
   /// For a network of Megatron's flags: this family's fields of config.json besides the common ones
   /// (hf_config_of_network.h); nullopt if its class does not support the network. Null: supports none.
@@ -32,14 +32,17 @@ struct ModelFamily {
   bool has_megatron_layout = false;  ///< megatron-core's GPTModel can compute it (megatron_layout.h)
 };
 
-/// All families, without duplicates.
+/// A static object of a family's file: makes it known.
+struct RegisterFamily {
+  explicit RegisterFamily(ModelFamily family);
+};
+
+/// All families, in the order of their model types.
 const std::vector<ModelFamily>& model_families();
 /// Null for unknown families.
 const ModelFamily* find_family(const std::string& model_type);
 /// The family of a config's model_type. Throws and lists the known ones if it is unknown.
 const ModelFamily& family_of(const HfConfig& config);
-
-const ModelFamily& family_of(const std::filesystem::path& hf_dir);
 
 /// Reads a Hugging Face directory's config.json. Throws for unknown families, listing the known ones, and for
 /// unsupported settings.
@@ -47,7 +50,7 @@ DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
 /// As above, from the file's object; `path` is used in messages.
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json, const std::string& path);
 DecoderConfig decoder_config_from_hf(const HfConfig& config);
-/// With its layers.
-Network network_from_hf(const HfConfig& config);
+/// The decoder with its layers. `change`: changes the configuration before the layers are described (flags).
+Network network_from_hf(const HfConfig& config, const std::function<void(DecoderConfig&)>& change = {});
 
 }  // namespace megashard

@@ -17,14 +17,11 @@ std::optional<nlohmann::ordered_json> qwen2_switches(const DecoderConfig& networ
   return nlohmann::ordered_json::object();
 }
 
+const RegisterFamily kQwen2({.model_type = "qwen2",
+                             .architecture = "Qwen2ForCausalLM",
+                             .read = read_qwen2,
+                             .write_switches = qwen2_switches,
+                             .has_megatron_layout = true});
+
 }  // namespace
-
-ModelFamily qwen2() {
-  return {.model_type = "qwen2",
-          .architecture = "Qwen2ForCausalLM",
-          .read = read_qwen2,
-          .write_switches = qwen2_switches,
-          .has_megatron_layout = true};
-}
-
 }  // namespace megashard

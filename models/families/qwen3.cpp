@@ -37,21 +37,16 @@ DecoderConfig read_qwen3_moe(const HfConfig& config) {
   return network;
 }
 
+const RegisterFamily kQwen3({.model_type = "qwen3",
+                             .architecture = "Qwen3ForCausalLM",
+                             .read = read_qwen3,
+                             .write_switches = qwen3_switches,
+                             .has_megatron_layout = true});
+
+const RegisterFamily kQwen3Moe({.model_type = "qwen3_moe",
+                                .architecture = "Qwen3MoeForCausalLM",
+                                .read = read_qwen3_moe,
+                                .weight_files = {.experts = WeightFiles::Experts::kSeparate}});
+
 }  // namespace
-
-ModelFamily qwen3() {
-  return {.model_type = "qwen3",
-          .architecture = "Qwen3ForCausalLM",
-          .read = read_qwen3,
-          .write_switches = qwen3_switches,
-          .has_megatron_layout = true};
-}
-
-ModelFamily qwen3_moe() {
-  return {.model_type = "qwen3_moe",
-          .architecture = "Qwen3MoeForCausalLM",
-          .read = read_qwen3_moe,
-          .weight_files = {.experts = WeightFiles::Experts::kSeparate}};
-}
-
 }  // namespace megashard

@@ -209,29 +209,23 @@ VisionLanguageConfig read_qwen3_vl_moe(const HfConfig& root, const DecoderConfig
   return meet(root, read_qwen3_tower(vision_config(root), "Qwen3VLMoeVision"), text, "Qwen3VLMoeModel");
 }
 
+const RegisterFamily kQwen25Vl({.model_type = "qwen2_5_vl",
+                                .architecture = "Qwen2_5_VLForConditionalGeneration",
+                                .read = read_qwen2_5_text,
+                                .read_vision = read_qwen2_5_vl,
+                                .weight_files = {.to_published_names = published_qwen2_5_vl,
+                                                 .to_parameter_names = parameter_of_qwen2_5_vl}});
+
+const RegisterFamily kQwen3Vl({.model_type = "qwen3_vl",
+                               .architecture = "Qwen3VLForConditionalGeneration",
+                               .read = read_qwen3_vl_text,
+                               .read_vision = read_qwen3_vl});
+
+const RegisterFamily kQwen3VlMoe({.model_type = "qwen3_vl_moe",
+                                  .architecture = "Qwen3VLMoeForConditionalGeneration",
+                                  .read = read_qwen3_vl_moe_text,
+                                  .read_vision = read_qwen3_vl_moe,
+                                  .weight_files = {.experts = WeightFiles::Experts::kStacked}});
+
 }  // namespace
-
-ModelFamily qwen2_5_vl() {
-  return {.model_type = "qwen2_5_vl",
-          .architecture = "Qwen2_5_VLForConditionalGeneration",
-          .read = read_qwen2_5_text,
-          .read_vision = read_qwen2_5_vl,
-          .weight_files = {.to_published_names = published_qwen2_5_vl, .to_parameter_names = parameter_of_qwen2_5_vl}};
-}
-
-ModelFamily qwen3_vl() {
-  return {.model_type = "qwen3_vl",
-          .architecture = "Qwen3VLForConditionalGeneration",
-          .read = read_qwen3_vl_text,
-          .read_vision = read_qwen3_vl};
-}
-
-ModelFamily qwen3_vl_moe() {
-  return {.model_type = "qwen3_vl_moe",
-          .architecture = "Qwen3VLMoeForConditionalGeneration",
-          .read = read_qwen3_vl_moe_text,
-          .read_vision = read_qwen3_vl_moe,
-          .weight_files = {.experts = WeightFiles::Experts::kStacked}};
-}
-
 }  // namespace megashard

@@ -26,16 +26,18 @@ std::vector<WeightTarget> targets_of(const torch::nn::Module& module) {
   const auto* published = dynamic_cast<const PublishedWeights*>(&module);
   std::vector<WeightTarget> targets;
   std::unordered_map<const c10::TensorImpl*, size_t> position;
-  for (const auto& item : module.named_parameters(/*recurse=*/true)) {
-    if (is_lora_parameter(item.key())) continue;  // initialised here
-    const auto [found, is_new] = position.emplace(item.value().unsafeGetTensorImpl(), targets.size());
-    if (is_new) targets.push_back({.parameter = item.value(), .names = {}});
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (is_lora_parameter(name)) return;  // initialised here
+    const auto [found, is_new] = position.emplace(tensor.unsafeGetTensorImpl(), targets.size());
+    if (is_new) targets.push_back({.parameter = tensor, .names = {}});
     auto& names = targets[found->second].names;
-    names.push_back(item.key());
-    if (published == nullptr) continue;
-    const auto other = published->published_name(item.key());
-    if (other != item.key()) names.push_back(other);
-  }
+    names.push_back(name);
+    if (published == nullptr) return;
+    const auto other = published->published_name(name);
+    if (other != name) names.push_back(other);
+  };
+  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
   return targets;
 }
 

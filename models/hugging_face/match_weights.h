@@ -12,7 +12,7 @@
 
 namespace megashard {
 
-/// A parameter of a model and its tensors in the files.
+/// A parameter or buffer of a model and its tensors in the files.
 struct WeightTarget {
   at::Tensor parameter;
   std::vector<std::string> names;          ///< possible names in files; several if tied
@@ -41,8 +41,8 @@ bool is_borrowed_head(const WeightTarget& target);
 /// "model.layers.0....".
 bool is_bare_name(const WeightTarget& target);
 
-/// The module's parameters without duplicates and adapters, with their sources among `stored`, by the rules of
-/// load_hf_weights.
+/// The module's parameters and buffers without duplicates and adapters, with their sources among `stored`, by the rules
+/// of load_hf_weights.
 std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const std::vector<TensorInfo>& stored,
                                         WeightMismatch& mismatch);
 

@@ -68,6 +68,11 @@ class ExpertsPart final : public PartSpec {
   std::vector<std::string> paths_of(const std::string& megatron_part) const override {
     return megatron_part == "moe" ? std::vector<std::string>{""} : std::vector<std::string>{};
   }
+  std::vector<std::string> names_in_fp32() const override {
+    auto names = spec_.router->names_in_fp32();
+    for (auto& each : names) each.insert(0, "gate.");
+    return names;
+  }
   std::string norm_before() const override { return "mlp_norm"; }
 
  private:

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "framework/modules/weight_init_mixin.h"
 #include "models/config/decoder_config.h"
@@ -53,6 +54,8 @@ class RouterSpec {
  public:
   virtual ~RouterSpec() = default;
   virtual std::shared_ptr<Router> build(int64_t hidden_size, const MoeConfig& config) const = 0;
+  /// Parameters and buffers of the router that stay in fp32.
+  virtual std::vector<std::string> names_in_fp32() const { return {}; }
 };
 
 using RouterSpecPtr = std::shared_ptr<const RouterSpec>;

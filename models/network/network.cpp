@@ -3,7 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <numeric>
+#include <charconv>
 
 #include "models/layers/attention.h"
 #include "models/layers/mlp.h"
@@ -91,7 +91,7 @@ LayerSpec decoder_layer(const DecoderConfig& config, int64_t index) {
           .dropout = config.hidden_dropout};
 }
 
-Network decoder_network(DecoderConfig config, LayerOfFamily layer) {
+Network decoder_network(DecoderConfig config, const DescribeLayer& layer) {
   Network network{.norm = hidden_norm(config)};
   if (config.positions == PositionKind::kRotary) network.rotaries.push_back(config.rotary);
   if (config.sliding_rotary) network.rotaries.push_back(*config.sliding_rotary);
@@ -104,6 +104,19 @@ void for_each_part(const Network& network, const std::function<void(const PartSp
   for (const auto& layer : network.layers) {
     for (const auto& branch : layer.branches) visit(*branch.part);
   }
+}
+
+bool keeps_fp32(const Network& network, const std::string& name) {
+  const auto dot = name.find('.');
+  size_t layer = 0;
+  const auto number = std::from_chars(name.data(), name.data() + name.size(), layer);
+  if (dot == name.npos || number.ptr != name.data() + dot || layer >= network.layers.size()) return false;
+  for (const auto& branch : network.layers[layer].branches) {
+    for (const auto& each : branch.part->names_in_fp32()) {
+      if (name.substr(dot + 1) == branch.name + "." + each) return true;
+    }
+  }
+  return false;
 }
 
 double training_flops(const Network& network, int64_t sequences, int64_t sequence_length) {

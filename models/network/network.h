@@ -42,16 +42,16 @@ struct Network {
   NormSpec norm{};  ///< after the last layer
 };
 
-/// Description of layer `index` of a family whose layers differ from decoder_layer().
-using LayerOfFamily = LayerSpec (*)(const DecoderConfig& config, int64_t index);
+/// Describes layer `index` of a network.
+using DescribeLayer = std::function<LayerSpec(const DecoderConfig& config, int64_t index)>;
 
 /// Attention, then an MLP or experts, each after a norm, with sandwich norms also before one. Named as in transformers'
 /// Llama: input_layernorm, self_attn, post_attention_layernorm, mlp; in Gemma's sandwich post_attention_layernorm is
 /// the norm after attention, and pre_feedforward_layernorm and post_feedforward_layernorm enclose the MLP.
 LayerSpec decoder_layer(const DecoderConfig& config, int64_t index);
 
-/// The network of a configuration, its layers described by `layer`.
-Network decoder_network(DecoderConfig config, LayerOfFamily layer = decoder_layer);
+/// The network of a configuration.
+Network decoder_network(DecoderConfig config, const DescribeLayer& layer = decoder_layer);
 
 // Pieces of decoder_layer() for families that replace one of them.
 NormSpec hidden_norm(const DecoderConfig& config);
@@ -62,6 +62,9 @@ PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router = nullp
 
 /// Visits the parts of all layers.
 void for_each_part(const Network& network, const std::function<void(const PartSpec&)>& visit);
+
+/// True for a parameter or buffer that a part keeps in fp32; `name`: its path from a layer's list: "3.mlp.gate.weight".
+bool keeps_fp32(const Network& network, const std::string& name);
 
 /// Floating-point operations of forward and backward of `sequences` sequences, as Megatron counts them: recompute is
 /// not counted, and attention's scores only where the mask and the window allow them.

@@ -119,6 +119,8 @@ class PartSpec {
   /// Paths, relative to the part, of Megatron's module (core_attn, qkv_linear, mlp, moe, ...: ActivationPlan); "" is
   /// the part itself. Empty if it has no such module.
   virtual std::vector<std::string> paths_of(const std::string& /*megatron_part*/) const { return {}; }
+  /// Parameters and buffers, relative to the part, that stay in fp32 (FSDP2Mixin::keeps_fp32).
+  virtual std::vector<std::string> names_in_fp32() const { return {}; }
   /// Megatron's name of the norm before the part: attn_norm or mlp_norm.
   virtual std::string norm_before() const = 0;
 };

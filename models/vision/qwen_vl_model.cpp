@@ -205,6 +205,11 @@ OtherPaths QwenVlModel::megatron_paths() const {
   return paths;
 }
 
+bool QwenVlModel::keeps_fp32(const std::string& name) const {
+  const std::string layers = std::string(kTextLayers) + ".";
+  return name.starts_with(layers) && megashard::keeps_fp32(network_, name.substr(layers.size()));
+}
+
 /// The tower computes its rotation in fp32: tables must not be cast on the way into its blocks.
 std::optional<bool> QwenVlModel::cast_forward_inputs(const NamedModule& each) const {
   return each.path.starts_with(kTower) ? std::optional<bool>(false) : std::nullopt;

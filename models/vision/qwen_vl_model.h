@@ -74,6 +74,7 @@ class QwenVlModel : public ExpertParallelModule, public PublishedWeights {
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
   OtherPaths megatron_paths() const override;
   std::optional<bool> cast_forward_inputs(const NamedModule& each) const override;
+  bool keeps_fp32(const std::string& name) const override;
 
  private:
   VisionLanguageConfig config_;
