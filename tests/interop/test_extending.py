@@ -1,4 +1,5 @@
 """The recipes of docs/extending.md, carried out: their code is put into a copy of the tree, built, and trained with."""
+import json
 import math
 import os
 import re
@@ -8,7 +9,9 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from transformers import MinistralConfig, MinistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import (Lfm2Config, Lfm2ForCausalLM, MinistralConfig, MinistralForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 import megashard
 from megashard import BUILD, ROOT, environment, losses
@@ -71,11 +74,12 @@ def test_every_block_of_the_page_says_where_it_goes():
     assert len(EDITS) == PAGE.count("\n```") // 2 > 10
 
 
-def test_a_loss_takes_one_file_beside_its_own():
-    section = PAGE.split("\n## A loss\n")[1].split("\n## ")[0]
+@pytest.mark.parametrize("recipe, own", [("A loss", 1), ("A model family", 1), ("A mixer", 3), ("A router", 1)])
+def test_a_recipe_changes_one_file_of_the_product(recipe, own):
+    section = PAGE.split(f"\n## {recipe}\n")[1].split("\n## ")[0]
     edits = [match.groupdict() for match in EDIT.finditer(section)]
     assert len({edit["file"] for edit in edits if edit["where"]}) <= 1
-    assert len([edit for edit in edits if edit["where"] is None]) == 1
+    assert len([edit for edit in edits if edit["where"] is None]) == own
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +152,24 @@ def test_the_loss_is_simpos(libraries, folder):
     assert " simpo loss: " in out
 
 
+def log_probs(model, tokens):
+    logits = model(tokens[None]).logits[0, :-1]
+    return logits.log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+
+
 @torch.no_grad()
+def expect_log_probs_of(model, libraries, folder):
+    """Of the model that is saved in the folder, on two ranks."""
+    text = torch.randint(0, 97, (24,))
+    megashard.write_documents(folder / "text", [text])
+    megashard.run(*megashard.launch(2, "infer", "--hf-model", folder / "model", "--data-path", folder / "text",
+                                    "--seq-length", 23, "--micro-batch-size", 1, "--use-torch-fsdp2", "--log-probs",
+                                    folder / "ours.npy"),
+                  env=libraries)
+    ours = torch.from_numpy(np.load(folder / "ours.npy"))[0, :23]
+    torch.testing.assert_close(ours, log_probs(model, text), rtol=1e-5, atol=1e-5)
+
+
 def test_the_family_computes_what_transformers_does(libraries, folder):
     torch.manual_seed(5)
     config = MinistralConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, head_dim=8,
@@ -156,12 +177,101 @@ def test_the_family_computes_what_transformers_does(libraries, folder):
                              layer_types=["sliding_attention", "full_attention", "sliding_attention"])
     model = MinistralForCausalLM(config).eval()
     model.save_pretrained(folder / "model")
-    text = torch.randint(0, 97, (24,))
-    megashard.write_documents(folder / "text", [text])
-    megashard.run(*megashard.launch(2, "infer", "--hf-model", folder / "model", "--data-path", folder / "text",
-                                    "--seq-length", 23, "--micro-batch-size", 1, "--use-torch-fsdp2", "--log-probs",
-                                    folder / "ours.npy"),
-                  env=libraries)
-    wanted = model(text[None]).logits[0, :-1].log_softmax(-1).gather(1, text[1:, None])[:, 0]
-    ours = torch.from_numpy(np.load(folder / "ours.npy"))[0, :23]
-    torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+    expect_log_probs_of(model, libraries, folder)
+
+
+def test_the_mixer_computes_what_transformers_does(libraries, folder):
+    torch.manual_seed(7)
+    config = Lfm2Config(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+                        num_key_value_heads=2, initializer_range=0.3, block_auto_adjust_ff_dim=False,
+                        layer_types=["conv", "full_attention", "conv"])
+    model = Lfm2ForCausalLM(config).eval()
+    model.save_pretrained(folder / "model")
+    expect_log_probs_of(model, libraries, folder)
+    # Trained without a change, and saved with the published names.
+    rows = [torch.randint(0, 97, (9,)) for _ in range(4)]
+    write_conversation_set(folder / "rows", rows, [torch.ones(9, dtype=torch.bool)] * 4)
+    steps, _ = megashard.pretrain(
+        folder, "--hf-model", folder / "model", "--data-path", folder / "rows", "--save-hf", folder / "saved",
+        ranks=2, env=libraries, defaults=UNCHANGED + "--micro-batch-size 2 --global-batch-size 4 --train-iters 1 ")
+    with torch.no_grad():
+        assert losses(steps) == pytest.approx([float(-torch.cat([log_probs(model, row) for row in rows]).mean())],
+                                              abs=1e-5)
+    first, saved = load_file(folder / "model" / "model.safetensors"), load_file(folder / "saved" / "model.safetensors")
+    assert first.keys() == saved.keys()
+    assert all(torch.equal(first[name], saved[name]) for name in first)
+
+
+UNCHANGED = ("--split 1,0,0 --no-shuffle-conversations --seq-length 16 --lr 0 --min-lr 0 --tokenizer-type NullTokenizer "
+             "--vocab-size 96 " + megashard.RUN + " ")
+RATE = 0.01
+
+
+class SigmoidGate(torch.nn.Module):
+    """DeepSeek-V3's router without groups."""
+
+    def __init__(self, gate, bias):
+        super().__init__()
+        self.weight, self.bias, self.top_k, self.chosen = gate.weight, bias, gate.top_k, None
+
+    def forward(self, hidden):
+        scores = (hidden.reshape(-1, hidden.shape[-1]) @ self.weight.T).sigmoid()
+        self.chosen = (scores + self.bias).topk(self.top_k, dim=-1).indices
+        weights = scores.gather(1, self.chosen)
+        return scores, weights / (weights.sum(-1, keepdim=True) + 1e-20), self.chosen
+
+    def move_bias(self, counts):
+        self.bias += RATE * (counts.mean() - counts).sign()
+
+
+@pytest.fixture()
+def sigmoid_model(folder):
+    torch.manual_seed(8)
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True,
+        initializer_range=0.3)).eval()
+    model.save_pretrained(folder / "model")
+    weights = load_file(folder / "model" / "model.safetensors")
+    for number, layer in enumerate(model.model.layers):
+        layer.mlp.gate = SigmoidGate(layer.mlp.gate, torch.randn(6) * 0.1)
+        weights[f"model.layers.{number}.mlp.gate.e_score_correction_bias"] = layer.mlp.gate.bias.clone()
+    save_file(weights, folder / "model" / "model.safetensors", metadata={"format": "pt"})
+    config = folder / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {
+        "model_type": "qwen3_moe_sigmoid", "architectures": ["Qwen3MoeSigmoidForCausalLM"],
+        "router_bias_update_rate": RATE}))
+    return model
+
+
+def test_the_router_chooses_by_sigmoids_and_bias(libraries, folder, sigmoid_model):
+    expect_log_probs_of(sigmoid_model, libraries, folder)
+
+
+@torch.no_grad()
+def test_the_routers_bias_moves_after_each_step(libraries, folder, sigmoid_model):
+    """By the counts of all ranks and microbatches; a resumed run goes on with it."""
+    rows = [torch.randint(0, 97, (9,)) for _ in range(16)]
+    write_conversation_set(folder / "rows", rows, [torch.ones(9, dtype=torch.bool)] * 16)
+    gates, wanted = [layer.mlp.gate for layer in sigmoid_model.model.layers], []
+    for step in range(4):
+        counts = [torch.zeros(6) for _ in gates]
+        wanted.append(-torch.cat([log_probs(sigmoid_model, row[:9]) for row in rows[4 * step:4 * step + 4]]).mean())
+        for row in rows[4 * step:4 * step + 4]:
+            sigmoid_model(row[None, :8])
+            for gate, count in zip(gates, counts):
+                count += torch.bincount(gate.chosen.flatten(), minlength=6)
+        for gate, count in zip(gates, counts):
+            gate.move_bias(count)
+
+    def pretrain(*more):
+        return losses(megashard.pretrain(
+            folder, "--hf-model", folder / "model", "--data-path", folder / "rows", "--save", folder / "steps",
+            "--save-interval", 2, "--save-hf", folder / "saved", "--overwrite", *more, ranks=2, env=libraries,
+            defaults=UNCHANGED + "--micro-batch-size 1 --global-batch-size 4 --train-iters 4 ")[0])
+
+    assert pretrain("--exit-interval", 2) + pretrain("--load", folder / "steps") == pytest.approx([float(loss) for loss in wanted],
+                                                                                 abs=1e-5)
+    saved = load_file(folder / "saved" / "model.safetensors")
+    for number, gate in enumerate(gates):
+        torch.testing.assert_close(saved[f"model.layers.{number}.mlp.gate.e_score_correction_bias"], gate.bias)
