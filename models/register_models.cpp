@@ -6,7 +6,6 @@
 #include "models/families/model_family.h"
 #include "models/megatron_layout.h"
 #include "models/model_config.h"
-#include "models/vision/qwen_vl_model.h"
 
 namespace megashard {
 namespace {
@@ -28,20 +27,16 @@ WeightLayout layout_of(const std::filesystem::path& hf_dir, int64_t vocab_diviso
 }  // namespace
 
 std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, Network network, BuildContext context) {
-  const auto& family = family_of(config);
-  if (family.read_vision == nullptr)
-    return std::make_shared<DecoderModel>(std::move(network), std::move(context), family.weight_files);
-  require(context.tensor_parallel->size() == 1,
+  require(network.encoder == nullptr || context.tensor_parallel->size() == 1,
           "--tensor-model-parallel-size does not go with vision-language models, whose vision tower is not cut over "
           "ranks; leave it out, and FSDP2 shards the model over all ranks");
-  auto vision = family.read_vision(config, network.config);
-  return std::make_shared<QwenVlModel>(std::move(vision), std::move(network), std::move(context), family.weight_files);
+  return std::make_shared<DecoderModel>(std::move(network), std::move(context), family_of(config).weight_files);
 }
 
 void register_models(ModelRegistry& registry) {
   registry.add("gpt", model_of);
   for (const auto& family : model_families()) {
-    const auto factory = [sees = family.read_vision != nullptr](const Arguments& arguments) {
+    const auto factory = [sees = family.encoder != nullptr](const Arguments& arguments) {
       TORCH_CHECK(arguments.hf_model || !sees,
                   "a vision-language model is described by a Hugging Face directory: give --hf-model");
       return model_of(arguments);

@@ -43,7 +43,7 @@ struct VisionConfig {
   int64_t pixels_of_patch() const { return in_channels * temporal_patch_size * patch_size * patch_size; }
 };
 
-/// A vision-language model of these families: tower, decoder, and their connection.
+/// A vision tower and its connection to the decoder.
 struct VisionLanguageConfig {
   VisionConfig vision{};
   std::string model_name{};  ///< class of the module `model`

@@ -47,12 +47,15 @@ DecoderConfig decoder_config_from_hf(const HfConfig& config) { return family_of(
 
 Network network_from_hf(const HfConfig& config, const std::function<void(DecoderConfig&)>& change) {
   const auto& family = family_of(config);
-  auto network = family.read(config);
-  if (change) change(network);
-  if (family.layer == nullptr) return decoder_network(std::move(network));
-  return decoder_network(std::move(network), [&](const DecoderConfig& common, int64_t index) {
-    return family.layer(config, common, index);
-  });
+  auto decoder = family.read(config);
+  if (change) change(decoder);
+  DescribeLayer layer = decoder_layer;
+  if (family.layer != nullptr) {
+    layer = [&](const DecoderConfig& common, int64_t index) { return family.layer(config, common, index); };
+  }
+  auto network = decoder_network(std::move(decoder), layer);
+  if (family.encoder != nullptr) network.encoder = family.encoder(config, network.config);
+  return network;
 }
 
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json, const std::string& path) {

@@ -9,7 +9,6 @@
 
 #include "models/config/decoder_config.h"
 #include "models/config/hf_config.h"
-#include "models/config/vision_config.h"
 #include "models/config/weight_files.h"
 #include "models/network/network.h"
 
@@ -21,8 +20,8 @@ struct ModelFamily {
   std::string architecture;  ///< in its `architectures`: "Qwen3MoeForCausalLM"
   /// Reads the decoder from config.json, with class names for wrap policies. Throws for unsupported settings.
   DecoderConfig (*read)(const HfConfig& config);
-  /// For a vision-language model: reads tower, decoder, and their connection. Null: text only.
-  VisionLanguageConfig (*read_vision)(const HfConfig& config, const DecoderConfig& text) = nullptr;
+  /// Describes the encoder beside the decoder. Null: text only.
+  EncoderSpecPtr (*encoder)(const HfConfig& config, const DecoderConfig& text) = nullptr;
   /// Describes layer `index` of the decoder. Null: decoder_layer().
   LayerSpec (*layer)(const HfConfig& config, const DecoderConfig& network, int64_t index) = nullptr;
   WeightFiles weight_files{};
@@ -50,7 +49,7 @@ DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
 /// As above, from the file's object; `path` is used in messages.
 DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json, const std::string& path);
 DecoderConfig decoder_config_from_hf(const HfConfig& config);
-/// The decoder with its layers. `change`: changes the configuration before the layers are described (flags).
+/// The whole network. `change`: changes the configuration before the layers are described (flags).
 Network network_from_hf(const HfConfig& config, const std::function<void(DecoderConfig&)>& change = {});
 
 }  // namespace megashard

@@ -4,6 +4,7 @@
 #include "models/config/read_decoder_config.h"
 #include "models/config/read_rotary.h"
 #include "models/families/model_family.h"
+#include "models/vision/qwen_vision.h"
 
 namespace megashard {
 namespace {
@@ -194,37 +195,37 @@ HfConfig vision_config(const HfConfig& root) {
   return *vision;
 }
 
-VisionLanguageConfig read_qwen2_5_vl(const HfConfig& root, const DecoderConfig& text) {
+EncoderSpecPtr read_qwen2_5_vl(const HfConfig& root, const DecoderConfig& text) {
   const auto vision = vision_config(root);
   auto config = meet(root, read_qwen2_5_tower(vision), text, "Qwen2_5_VLModel");
   config.tokens_per_second = vision.get("tokens_per_second", 4.0);
-  return config;
+  return qwen_vision(std::move(config));
 }
 
-VisionLanguageConfig read_qwen3_vl(const HfConfig& root, const DecoderConfig& text) {
-  return meet(root, read_qwen3_tower(vision_config(root), "Qwen3VLVision"), text, "Qwen3VLModel");
+EncoderSpecPtr read_qwen3_vl(const HfConfig& root, const DecoderConfig& text) {
+  return qwen_vision(meet(root, read_qwen3_tower(vision_config(root), "Qwen3VLVision"), text, "Qwen3VLModel"));
 }
 
-VisionLanguageConfig read_qwen3_vl_moe(const HfConfig& root, const DecoderConfig& text) {
-  return meet(root, read_qwen3_tower(vision_config(root), "Qwen3VLMoeVision"), text, "Qwen3VLMoeModel");
+EncoderSpecPtr read_qwen3_vl_moe(const HfConfig& root, const DecoderConfig& text) {
+  return qwen_vision(meet(root, read_qwen3_tower(vision_config(root), "Qwen3VLMoeVision"), text, "Qwen3VLMoeModel"));
 }
 
 const RegisterFamily kQwen25Vl({.model_type = "qwen2_5_vl",
                                 .architecture = "Qwen2_5_VLForConditionalGeneration",
                                 .read = read_qwen2_5_text,
-                                .read_vision = read_qwen2_5_vl,
+                                .encoder = read_qwen2_5_vl,
                                 .weight_files = {.to_published_names = published_qwen2_5_vl,
                                                  .to_parameter_names = parameter_of_qwen2_5_vl}});
 
 const RegisterFamily kQwen3Vl({.model_type = "qwen3_vl",
                                .architecture = "Qwen3VLForConditionalGeneration",
                                .read = read_qwen3_vl_text,
-                               .read_vision = read_qwen3_vl});
+                               .encoder = read_qwen3_vl});
 
 const RegisterFamily kQwen3VlMoe({.model_type = "qwen3_vl_moe",
                                   .architecture = "Qwen3VLMoeForConditionalGeneration",
                                   .read = read_qwen3_vl_moe_text,
-                                  .read_vision = read_qwen3_vl_moe,
+                                  .encoder = read_qwen3_vl_moe,
                                   .weight_files = {.experts = WeightFiles::Experts::kStacked}});
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "models/config/decoder_config.h"
 #include "models/layers/norm.h"
 #include "models/moe/router.h"
+#include "models/network/encoder.h"
 #include "models/network/part.h"
 
 namespace megashard {
@@ -34,12 +35,13 @@ struct LayerSpec {
   double dropout = 0;  ///< of each branch's output
 };
 
-/// A decoder-only language model as a value, without ranks, flags and files.
+/// A language model as a value: a decoder, and maybe an encoder of its items, without ranks, flags and files.
 struct Network {
   DecoderConfig config{};  ///< sizes and switches of the whole network, in the terms of Megatron's flags
   std::vector<RotaryConfig> rotaries{};
   std::vector<LayerSpec> layers{};
-  NormSpec norm{};  ///< after the last layer
+  NormSpec norm{};           ///< after the last layer
+  EncoderSpecPtr encoder{};  ///< null: text only
 };
 
 /// Describes layer `index` of a network.

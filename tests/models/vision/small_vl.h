@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "models/decoder/decoder_model.h"
 #include "models/families/model_family.h"
-#include "models/vision/qwen_vl_model.h"
 #include "tests/support/simulated_device.h"
 
 namespace megashard::testing {
@@ -13,7 +13,7 @@ namespace megashard::testing {
 constexpr int64_t kImage = 50, kVideo = 51;
 
 /// qwen2_5_vl, qwen3_vl or qwen3_vl_moe; only the last has experts.
-inline std::shared_ptr<QwenVlModel> small_vl(const std::string& type, const BuildContext& context = {}) {
+inline nlohmann::ordered_json small_vl(const std::string& type) {
   const auto json = nlohmann::ordered_json::parse(R"({
     "image_token_id": 50, "video_token_id": 51,
     "text_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -27,16 +27,17 @@ inline std::shared_ptr<QwenVlModel> small_vl(const std::string& type, const Buil
       "num_position_embeddings": 9, "deepstack_visual_indexes": [0]}})");
   auto typed = json;
   typed["model_type"] = type;
-  const std::string path = "config.json";
-  const HfConfig config(typed, path);
-  auto network = network_from_hf(config);
-  auto vision = family_of(config).read_vision(config, network.config);
-  return std::make_shared<QwenVlModel>(std::move(vision), std::move(network), context, family_of(config).weight_files);
+  return typed;
 }
 
 /// Random weights, the same each time; with experts of a part only, if there are several.
-inline std::shared_ptr<QwenVlModel> make_vl(const std::string& type, int ep_size = 1, int ep_rank = 0) {
-  auto model = small_vl(type, {.experts = {.ranks = ep_size, .rank = ep_rank}});
+inline std::shared_ptr<DecoderModel> make_vl(const std::string& type, int ep_size = 1, int ep_rank = 0) {
+  const auto json = small_vl(type);
+  const std::string path = "config.json";
+  const HfConfig config(json, path);
+  auto model = std::make_shared<DecoderModel>(network_from_hf(config),
+                                              BuildContext{.experts = {.ranks = ep_size, .rank = ep_rank}},
+                                              family_of(config).weight_files);
   model->weight_init().std = 0.3;
   model->weight_init().generator = at::detail::createCPUGenerator(3);
   model->init_weights();

@@ -1,4 +1,4 @@
-#include "models/vision/qwen_vl_model.h"
+#include "models/decoder/decoder_model.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -14,6 +14,7 @@
 
 #include "framework/modules/freeze.h"
 #include "models/vision/mrope_positions.h"
+#include "models/vision/vision_plan.h"
 #include "tests/models/vision/small_vl.h"
 #include "tests/support/default_device.h"
 #include "tests/support/model_results.h"
@@ -28,7 +29,6 @@ using ::testing::ThrowsMessage;
 
 using testing::kImage;
 using testing::make_vl;
-using testing::small_vl;
 
 /// Two rows, an image of 3 x 1 features in the first only; in host memory.
 Batch picture_and_text() {
@@ -46,7 +46,7 @@ Batch picture_and_text() {
 }
 
 /// The input comes to the device as a program brings it there.
-at::Tensor run(QwenVlModel& model, const Batch& on_host) {
+at::Tensor run(DecoderModel& model, const Batch& on_host) {
   return testing::result_of(model, testing::rows_on(model, on_host, testing::device_of_tests()));
 }
 
@@ -165,7 +165,7 @@ TEST_P(QwenVlFamilies, TablesOfTheTowerStayFp32InABf16Unit) {
   });
 }
 
-TEST(QwenVlModel, RanksWithDifferentExpertsTrainAsOne) {
+TEST(QwenVision, RanksWithDifferentExpertsTrainAsOne) {
   const auto whole = make_vl("qwen3_vl_moe");
   const auto all = picture_and_text();
   run(*whole, all).mean().backward();
@@ -190,7 +190,7 @@ TEST_P(QwenVlFamilies, EveryNamedSubmoduleCanBeWrapped) {
   }
 }
 
-TEST(QwenVlModel, PublishedNamesOfTheFirstFamilyOnly) {
+TEST(QwenVision, PublishedNamesOfTheFirstFamilyOnly) {
   const auto old = make_vl("qwen2_5_vl"), later = make_vl("qwen3_vl");
   EXPECT_EQ(old->published_name("model.visual.merger.ln_q.weight"), "visual.merger.ln_q.weight");
   EXPECT_EQ(old->published_name("model.language_model.norm.weight"), "model.norm.weight");
@@ -198,7 +198,7 @@ TEST(QwenVlModel, PublishedNamesOfTheFirstFamilyOnly) {
   EXPECT_EQ(later->published_name("model.visual.merger.norm.weight"), "model.visual.merger.norm.weight");
 }
 
-TEST(QwenVlModel, WrongPicturesAreAnError) {
+TEST(QwenVision, WrongPicturesAreAnError) {
   const auto model = make_vl("qwen2_5_vl");
   const auto refuses = [&](const std::string& message, const std::function<void(Batch&)>& spoil) {
     auto input = picture_and_text();
@@ -223,7 +223,7 @@ TEST(QwenVlModel, WrongPicturesAreAnError) {
 }
 
 TEST(VisionPlan, SegmentsOfALengthLieTogether) {
-  const auto config = small_vl("qwen2_5_vl")->config().vision;  // windows of 2 x 2 units
+  const VisionConfig config{.patch_size = 2, .merge_size = 2, .window_size = 8};  // windows of 2 x 2 units
   // 3 x 2 units: windows of 4 and 2; two frames of 1 x 3: windows of 2 and 1 each.
   const auto plan = plan_vision(
       config, at::tensor({int64_t{1}, int64_t{6}, int64_t{4}, int64_t{2}, int64_t{2}, int64_t{6}}).view({2, 3}));

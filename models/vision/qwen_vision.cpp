@@ -1,4 +1,4 @@
-#include "models/vision/qwen_vl_model.h"
+#include "models/vision/qwen_vision.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
@@ -8,16 +8,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "framework/modules/tie.h"
 #include "models/vision/mrope_positions.h"
+#include "models/vision/vision_tower.h"
 #include "parallel/copies/on_device.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {
-
-constexpr const char* kTower = "model.visual.";
-constexpr const char* kTextLayers = "model.language_model.layers";
 
 /// Takes the grids of one kind to the host, and checks that its pixels are there.
 at::Tensor take_grids(const VisionConfig& config, Batch& input, const std::string& kind,
@@ -93,53 +90,42 @@ bool any_is_sharded(const torch::nn::Module& module) {
   return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& each) { return is_sharded(each); });
 }
 
-}  // namespace
+class QwenVision final : public Encoder {
+ public:
+  explicit QwenVision(VisionLanguageConfig config)
+      : config_(std::move(config)), tower_(std::make_shared<Hooked<VisionTower>>(config_.vision)) {}
 
-QwenVlStack::QwenVlStack(const VisionLanguageConfig& config, const Network& text, const BuildContext& context)
-    : class_name_(config.model_name), vision_(config.vision) {
-  visual_ = register_module("visual", std::make_shared<Hooked<VisionTower>>(config.vision));
-  language_model_ = register_module("language_model", std::make_shared<Hooked<DecoderStack>>(text, context));
-}
+  std::shared_ptr<torch::nn::Module> module() override { return tower_; }
+  void prepare(Batch& input) const override;
+  InjectedEmbeddings encode(const Batch& input) override;
 
-VisualInput QwenVlStack::encode_images(const Batch& input) {
+ private:
+  VisionLanguageConfig config_;
+  std::shared_ptr<Hooked<VisionTower>> tower_;
+};
+
+InjectedEmbeddings QwenVision::encode(const Batch& input) {
   const auto* plan = dynamic_cast<const PicturePlan*>(input.plan.get());
-  TORCH_CHECK(plan != nullptr, class_name_, " got an input that was not prepared: call the model, not its parts");
+  TORCH_CHECK(plan != nullptr, config_.model_name,
+              " got an input that was not prepared: call the model, not its parts");
   if (plan->vision.patches == 0) return {};
   const auto device = input.tokens().device();
   auto patches = joined(input.find("pixel_values"), input.find("pixel_values_videos"));
   if (plan->dummy_image) {
-    patches = at::zeros({plan->vision.patches, vision_.pixels_of_patch()}, at::TensorOptions().device(device));
+    patches = at::zeros({plan->vision.patches, config_.vision.pixels_of_patch()}, at::TensorOptions().device(device));
   }
-  auto seen = visual_->forward(on_device(patches, device), plan->vision);
+  auto seen = tower_->forward(on_device(patches, device), plan->vision);
   const auto token_indices = on_device(plan->token_indices, device);
   const auto own = plan->own_features.defined() ? on_device(plan->own_features, device) : at::Tensor();
   const auto placed = [&](const at::Tensor& x) {
     return own.defined() ? x.index_select(0, own) : x.narrow(0, 0, token_indices.size(0));
   };
-  VisualInput visual{.token_indices = token_indices, .features = placed(seen.features), .deepstack = {}};
+  InjectedEmbeddings visual{.token_indices = token_indices, .features = placed(seen.features), .deepstack = {}};
   for (const auto& each : seen.deepstack) visual.deepstack.push_back(placed(each));
   return visual;
 }
 
-LayerOutput QwenVlStack::forward(const Batch& input) { return language_model_->forward(input, encode_images(input)); }
-
-QwenVlModel::QwenVlModel(VisionLanguageConfig config, Network network, BuildContext context, WeightFiles weight_files)
-    : config_(std::move(config)),
-      network_(std::move(network)),
-      context_(std::move(context)),
-      weight_files_(weight_files) {
-  const auto& text = network_.config;
-  weight_init().std = text.init_std;
-  model_ = register_module("model", std::make_shared<Hooked<QwenVlStack>>(config_, network_, context_));
-  lm_head_ = register_module("lm_head",
-                             std::make_shared<Hooked<Linear>>(Linear::Options{
-                                 .in = text.hidden_size, .out = text.vocab_size, .tied = text.tie_word_embeddings}));
-  if (text.tie_word_embeddings) {
-    tie_parameter(*lm_head_, lm_head_->weight, model_->language_model()->embed_tokens()->weight);
-  }
-}
-
-void QwenVlModel::prepare(Batch& input) const {
+void QwenVision::prepare(Batch& input) const {
   const auto plan = std::make_shared<PicturePlan>();
   const auto& vision = config_.vision;
   PictureGrids grids{.images = take_grids(vision, input, "image", "pixel_values"),
@@ -166,7 +152,7 @@ void QwenVlModel::prepare(Batch& input) const {
   }
   if (grids.images.defined() || grids.videos.defined()) {
     plan->vision = plan_vision(vision, joined(grids.images, grids.videos));
-  } else if (any_is_sharded(*model_->visual())) {
+  } else if (any_is_sharded(*tower_)) {
     plan->dummy_image = true;
     plan->vision = plan_vision(vision, at::tensor({int64_t{1}, vision.merge_size, vision.merge_size}).view({1, 3}));
     plan->token_indices = at::zeros({0}, at::kLong);
@@ -174,45 +160,28 @@ void QwenVlModel::prepare(Batch& input) const {
   input.plan = plan;
 }
 
-ModelOutput QwenVlModel::forward(Batch input) {
-  const auto states = model_->forward(input);
-  ModelOutput output = head_output(context_, states.hidden, *lm_head_, input);
-  output.aux = router_terms(states, input.sequence);
-  return output;
-}
+class QwenVisionSpec final : public EncoderSpec {
+ public:
+  explicit QwenVisionSpec(VisionLanguageConfig config) : config_(std::move(config)) {}
 
-/// The tower is on no sequence: its heads may be any number.
-void QwenVlModel::check_sequence_ranks(int64_t ranks) const {
-  for_each_part(network_, [&](const PartSpec& part) { part.check_sequence_ranks(class_name(), ranks, 1); });
-}
+  std::shared_ptr<Encoder> build() const override { return std::make_shared<QwenVision>(config_); }
+  std::string name() const override { return "visual"; }
+  std::string owner_class() const override { return config_.model_name; }
+  std::string megatron_name() const override { return "image_encoder"; }
+  std::string layers() const override { return "blocks.{*}"; }
+  /// The tower computes its rotation in fp32: tables must not be cast on the way into its blocks.
+  bool casts_inputs() const override { return false; }
+  /// q, k and v, concatenated.
+  std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override {
+    return name.ends_with(".attn.qkv.weight") ? std::vector<int64_t>(3, sizes[0] / 3) : std::vector<int64_t>();
+  }
 
-double QwenVlModel::training_flops(int64_t sequences, int64_t sequence_length) const {
-  return megashard::training_flops(network_, sequences, sequence_length);
-}
+ private:
+  VisionLanguageConfig config_;
+};
 
-std::vector<std::string> QwenVlModel::default_modules_to_wrap() const {
-  return {std::string(kTower) + "blocks.{*}", std::string(kTextLayers) + ".{*}"};
-}
+}  // namespace
 
-std::vector<std::string> QwenVlModel::patterns_of_part(const std::string& part) const {
-  if (part == "tower_layer") return {std::string(kTower) + "blocks.{*}"};
-  return megashard::patterns_of_part(network_, kTextLayers, part);
-}
-
-OtherPaths QwenVlModel::megatron_paths() const {
-  OtherPaths paths = decoder_megatron_paths("model.language_model.");
-  paths.emplace_back("image_encoder", "model.visual");
-  return paths;
-}
-
-bool QwenVlModel::keeps_fp32(const std::string& name) const {
-  const std::string layers = std::string(kTextLayers) + ".";
-  return name.starts_with(layers) && megashard::keeps_fp32(network_, name.substr(layers.size()));
-}
-
-/// The tower computes its rotation in fp32: tables must not be cast on the way into its blocks.
-std::optional<bool> QwenVlModel::cast_forward_inputs(const NamedModule& each) const {
-  return each.path.starts_with(kTower) ? std::optional<bool>(false) : std::nullopt;
-}
+EncoderSpecPtr qwen_vision(VisionLanguageConfig config) { return std::make_shared<QwenVisionSpec>(std::move(config)); }
 
 }  // namespace megashard

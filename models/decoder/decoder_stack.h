@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/decoder/decoder_layer.h"
+#include "models/layers/linear.h"
+#include "models/network/encoder.h"
+
+namespace megashard {
+
+/// Token ids to normed hidden states: embed_tokens (and embed_positions), layers, norm, rotary_emb
+/// (and rotary_emb_local, of sliding layers). `model` in the names of a DecoderModel's parameters.
+class DecoderStack : public torch::nn::Module {
+ public:
+  DecoderStack(const Network& network, const BuildContext& context);
+
+  /// tokens, position_ids and masks of a Batch -> [B, T, C].
+  LayerOutput forward(const Batch& input, const InjectedEmbeddings& injected);
+  std::string class_name() const { return class_name_; }
+  const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }
+
+ private:
+  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions, const InjectedEmbeddings& injected);
+  /// Tables of the input's positions, or of `positions`, those of a cut sequence.
+  RotaryTables rotate(Hooked<RotaryEmbedding>& rotary, const Batch& input, const at::Tensor& hidden,
+                      const at::Tensor& positions) const;
+
+  std::string class_name_;
+  TensorParallelRanksPtr ranks_;
+  double dropout_;
+  double embedding_scale_;
+  std::shared_ptr<Hooked<Embedding>> embed_tokens_, embed_positions_;
+  std::vector<std::shared_ptr<Hooked<DecoderLayer>>> layers_;
+  std::shared_ptr<Hooked<Norm>> norm_;
+  std::vector<std::shared_ptr<Hooked<RotaryEmbedding>>> rotaries_;
+};
+
+/// `model` of a network with an encoder: the encoder, and the decoder `language_model`, in which its features take the
+/// places of their tokens.
+class EncodedStack : public torch::nn::Module {
+ public:
+  EncodedStack(const Network& network, const BuildContext& context);
+
+  LayerOutput forward(const Batch& input);  // [B, T, C]
+  std::string class_name() const { return class_name_; }
+  const std::shared_ptr<Encoder>& encoder() const { return encoder_; }
+  const std::shared_ptr<Hooked<DecoderStack>>& language_model() const { return language_model_; }
+
+ private:
+  std::string class_name_;
+  std::shared_ptr<Encoder> encoder_;
+  std::shared_ptr<Hooked<DecoderStack>> language_model_;
+};
+
+}  // namespace megashard

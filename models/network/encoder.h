@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "framework/batch.h"
+
+namespace megashard {
+
+/// Features that take the places of tokens in a decoder; undefined: none.
+struct InjectedEmbeddings {
+  at::Tensor token_indices;           ///< [N] int64: of the B * T tokens, which the features replace
+  at::Tensor features;                ///< [N, C]
+  std::vector<at::Tensor> deepstack;  ///< each [N, C]: added to these tokens after layer 0, 1, ...
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(token_indices);
+    f(features);
+    f(deepstack);
+  }
+};
+
+/// A module beside the decoder that maps a batch's items (pictures, audio) to features for marked tokens.
+class Encoder {
+ public:
+  virtual ~Encoder() = default;
+  virtual std::shared_ptr<torch::nn::Module> module() = 0;
+  /// MultiModalModule::prepare: on the host, for whole sequences. Leaves what encode() needs in Batch::plan. Throws one
+  /// error for items that do not fit the tokens.
+  virtual void prepare(Batch& input) const = 0;
+  virtual InjectedEmbeddings encode(const Batch& input) = 0;
+};
+
+/// Description of an encoder. An open set: one file per kind.
+class EncoderSpec {
+ public:
+  virtual ~EncoderSpec() = default;
+  virtual std::shared_ptr<Encoder> build() const = 0;
+  /// Name of its module in `model`: "visual".
+  virtual std::string name() const = 0;
+  /// Class of the module `model`, which holds encoder and decoder, for wrap policies.
+  virtual std::string owner_class() const = 0;
+  /// Name of its module in Megatron: "image_encoder".
+  virtual std::string megatron_name() const = 0;
+  /// Pattern of its layers, relative to its module: units of FSDP2, and the modules that a recompute of towers names.
+  virtual std::string layers() const = 0;
+  /// False: inputs of its modules keep their dtype under mixed precision.
+  virtual bool casts_inputs() const { return true; }
+  /// MegatronModule::qkv_split_shapes of its weights.
+  virtual std::vector<int64_t> qkv_split_shapes(const std::string& /*name*/,
+                                                const std::vector<int64_t>& /*sizes*/) const {
+    return {};
+  }
+};
+
+using EncoderSpecPtr = std::shared_ptr<const EncoderSpec>;
+
+}  // namespace megashard
