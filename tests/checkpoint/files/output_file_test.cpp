@@ -103,7 +103,7 @@ TEST(OutputFile, AFailureOfABlockIsTheCallers) {
   });
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, ignored);
-  // Two blocks are under way at a time: either may be the first to fail.
+  // Two blocks are being written at the same time: either may fail first.
   EXPECT_THAT(failed, HasSubstr("writing " + folder.file("f") + " at byte "));
   EXPECT_THAT(failed, HasSubstr(" failed: File too large"));
   EXPECT_THAT(failed_at_the_end, HasSubstr("File too large"));

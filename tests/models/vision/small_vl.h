@@ -12,7 +12,7 @@ namespace megashard::testing {
 
 constexpr int64_t kImage = 50, kVideo = 51;
 
-/// qwen2_5_vl, qwen3_vl or qwen3_vl_moe; only the last has experts.
+/// Config of qwen2_5_vl, qwen3_vl or qwen3_vl_moe; only the last has experts.
 inline VisionLanguageConfig small_vl(const std::string& type) {
   const auto json = nlohmann::ordered_json::parse(R"({
     "image_token_id": 50, "video_token_id": 51,
@@ -32,7 +32,7 @@ inline VisionLanguageConfig small_vl(const std::string& type) {
   return family_of(config).read_vision(config, decoder_config_from_hf(config));
 }
 
-/// Random weights, the same each time; with experts of a part only, if there are several.
+/// Random weights, the same in each call. If there are several parts, only this part's experts.
 inline std::shared_ptr<QwenVlModel> make_vl(const std::string& type, int ep_size = 1, int ep_rank = 0) {
   auto config = small_vl(type);
   config.text.moe.ep_size = ep_size;
