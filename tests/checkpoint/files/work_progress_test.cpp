@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint/files/file_crc32.h"
+#include "checkpoint/files/crc32.h"
 #include "checkpoint/files/read_queue.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 
