@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "checkpoint/dcp/checkpoint_format.h"
-#include "checkpoint/files/file_crc32.h"
+#include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/folder_content.h"

@@ -125,7 +125,7 @@ uint32_t OutputFile::write(const void* data, int64_t bytes) {
     position_ += part;
     left -= part;
   }
-  crc32_ = crc32_combine(crc32_, crc, bytes);
+  crc32_ = join_crc32(crc32_, crc, bytes);
   return crc;
 }
 

@@ -7,7 +7,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "checkpoint/files/file_crc32.h"
+#include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
 #include "checkpoint/hugging_face/missing_weights.h"

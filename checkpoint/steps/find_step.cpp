@@ -8,7 +8,6 @@
 
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/files/crc32.h"
-#include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/steps/run_history.h"
@@ -189,7 +188,7 @@ List sums_of_stretch(const std::string& folder, const std::vector<WrittenFile>& 
     int64_t sum = 0;
     if (from < to) {
       const auto crc = crc32_of(InputFile(folder + "/" + file.name), from, to - from, &work);
-      sum = crc32_combine(crc, 0, file.bytes - to);
+      sum = join_crc32(crc, 0, file.bytes - to);
     }
     sums.items.emplace_back(sum);
     at += file.bytes;

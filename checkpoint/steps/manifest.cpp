@@ -11,7 +11,6 @@
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/files/crc32.h"
-#include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/strict_json.h"
 #include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/files/work_progress.h"

@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "checkpoint/files/file_crc32.h"
+#include "checkpoint/files/crc32.h"
 #include "checkpoint/files/unreadable_error.h"
 
 namespace megashard {

@@ -12,7 +12,7 @@
 namespace megashard {
 namespace {
 
-/// Documents within rows, and positions that follow them, exist for all rows of a batch or for none.
+/// Throws if only some of a batch's rows have document lengths or position ids.
 void check_alike(const std::vector<Batch>& parts) {
   const auto all_or_none = [&](auto has) {
     const auto with = std::ranges::count_if(parts, has);

@@ -10,18 +10,18 @@
 
 namespace megashard {
 
-/// Several datasets drawn from in proportion to weights, as megatron.core's BlendedDataset: at every
-/// position the one that lags most behind its share; ties go to the first. Datasets may be of any kind.
+/// Draws from several datasets in proportion to weights, as megatron.core's BlendedDataset: each sample comes from the
+/// dataset that lags most behind its share, the first one on ties. Datasets may be of different kinds.
 class BlendedDataset : public SampleDataset {
  public:
-  /// `size` samples by `weights` (normalised here), or, when `size` is nullopt, each dataset
-  /// completely: a spent one drops out. `split_name` is for messages.
+  /// Draws `size` samples by `weights`, which are normalised here. If `size` is nullopt: draws each dataset completely,
+  /// and stops drawing from a dataset when it is used up. `split_name` is for messages.
   BlendedDataset(std::vector<std::shared_ptr<const SampleDataset>> datasets, std::vector<double> weights,
                  std::optional<int64_t> size, const std::string& split_name);
 
   int64_t size() const override { return static_cast<int64_t>(dataset_index_.size()); }
-  /// Members of several kinds have their rows filled up to the longest one. Throws where only some of the rows would
-  /// have position ids or documents (--reset-position-ids, --reset-attention-mask, --neat-packing).
+  /// Pads rows of different kinds to the longest one. Throws if only some of the rows have position ids or document
+  /// lengths (--reset-position-ids, --reset-attention-mask, --neat-packing).
   Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const override;
   const std::string& source_of(int64_t index) const override;
   std::string parts_of(int64_t index) const override;

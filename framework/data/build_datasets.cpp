@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kSplits = 3;
 constexpr std::array<const char*, kSplits> kSplitNames = {"train", "valid", "test"};
-// Spare samples that Megatron builds for each member of a weighted blend.
+// Fraction of extra samples that Megatron builds for each member of a weighted blend.
 constexpr double kSurplus = 0.005;
 
 using Sizes = std::array<std::optional<int64_t>, kSplits>;
@@ -44,7 +44,7 @@ bool has_documents(const SplitShare& share, size_t count) {
   return split_bound(share.begin, count) < split_bound(share.end, count);
 }
 
-// What to give instead of a --split that leaves a split without any of so many documents.
+// The remedy for a --split that gives a split none of the `count` documents.
 std::string better_split(size_t count) {
   const std::string all = "--split 100,0,0 to train on all of them and evaluate on none";
   for (const char* split : {"98,1,1", "90,5,5", "80,10,10", "34,33,33"}) {
@@ -67,7 +67,7 @@ void check_shares(const std::string& name, size_t count, const SplitShares& shar
   }
 }
 
-/// A set of which splits take ranges, of whatever kind.
+/// A data set of any format. A split takes a range of it.
 struct DataSource {
   std::string name;
   size_t count;  // of documents or conversations
@@ -79,9 +79,9 @@ DataSource source_of(std::shared_ptr<const TokenSource> tokens) {
           [tokens](const SplitOptions& split) { return std::make_shared<GPTDataset>(tokens, split); }};
 }
 
-// A tokenizer of fewer tokens writes them in two bytes.
+// Token files have two bytes a token if the tokenizer has fewer tokens than this.
 constexpr int64_t kShortTokens = 65500;
-constexpr int64_t kMaxPadded = 65536;  // what padding makes of its vocabulary
+constexpr int64_t kMaxPadded = 65536;  // size of such a vocabulary after padding
 
 DataSource open_tokens(const std::string& prefix, const DataOptions& options) {
   auto set = std::make_shared<IndexedDataset>(prefix);
@@ -101,7 +101,8 @@ DataSource open_conversations(const std::string& prefix, const DataOptions& /*op
           [set](const SplitOptions& split) { return std::make_shared<ConversationDataset>(set, split); }};
 }
 
-/// A data format by the file that makes it known. Where a prefix has none of them, open_tokens says what is missing.
+/// A data format and the file extension that identifies it. If no file of a prefix has one, open_tokens reports what is
+/// missing.
 struct DataFormat {
   const char* extension;
   DataSource (*open)(const std::string& prefix, const DataOptions& options);
@@ -146,7 +147,7 @@ int64_t share_of(int64_t size, double weight) {
   return static_cast<int64_t>(std::ceil(static_cast<double>(size) * weight));
 }
 
-// What one member of a blend has to hold: one epoch without weights, else its share and the spare.
+// Numbers of samples that one member of a blend needs: one epoch without weights, else its share plus kSurplus.
 Sizes member_sizes(const Sizes& sizes, const std::vector<double>& weights, size_t member) {
   Sizes result;
   for (size_t i = 0; i < kSplits; ++i) {

@@ -14,10 +14,10 @@
 namespace megashard {
 
 struct DataOptions {
-  /// Prefixes, or alternating weights and prefixes (--data-path). Divided by `split`.
+  /// Prefixes, or alternating weights and prefixes (--data-path). `split` divides each set.
   std::vector<std::string> data_path{};
   std::string split = kDefaultSplit;
-  /// Instead of data_path: a blend of its own for each split (--train-data-path ...).
+  /// Instead of data_path: a separate blend for each split (--train-data-path ...).
   std::vector<std::string> train_data_path{};
   std::vector<std::string> valid_data_path{};
   std::vector<std::string> test_data_path{};
@@ -27,31 +27,31 @@ struct DataOptions {
   int64_t seq_length = 0;
   int64_t seed = 1234;
   bool shuffle_conversations = true;
-  bool neat_packing = false;  ///< of conversations
-  int64_t group = 1;          ///< Objective::rows_per_term; more than 1: of one set of conversations
+  bool neat_packing = false;  ///< conversations only
+  int64_t group = 1;          ///< Objective::rows_per_term; more than 1 needs a single set of conversations
   int64_t vocab_size = 0;
-  int64_t eod_id = -1;  ///< mock data without one: the last of the vocabulary
-  /// Samples wanted; 0: the split is not built; nullopt: each document once.
+  int64_t eod_id = -1;  ///< if negative, mock data use the last token of the vocabulary
+  /// Number of samples. 0: the split is not built. nullopt: each document once.
   std::optional<int64_t> train_samples{};
   std::optional<int64_t> valid_samples{};
   std::optional<int64_t> test_samples{};
-  /// Warned of tokens that the model's tokenizer can hardly have written; null: nobody.
+  /// Receives a warning if the token files do not fit the model's vocabulary. May be null.
   DiagnosticSink sink{};
 };
 
-/// A split that was not asked for (no samples, no path, or weight 0 in `split`) is null; train is
-/// null only if train_samples is 0.
+/// Null for a split that was not requested: no samples, no path, or weight 0 in `split`. `train` is null only if
+/// train_samples is 0.
 struct DataSplits {
   std::shared_ptr<const SampleDataset> train;
   std::shared_ptr<const SampleDataset> valid;
   std::shared_ptr<const SampleDataset> test;
 };
 
-/// The datasets that megatron.core's BlendedMegatronDatasetBuilder builds for these options, sample
-/// for sample. No communication: every rank builds the same. Throws one error with the remedy.
+/// Builds the datasets of megatron.core's BlendedMegatronDatasetBuilder, sample for sample. Every rank builds the same,
+/// without communication. Throws an error with the remedy.
 DataSplits build_datasets(const DataOptions& options);
 
-/// A fraction of a set's sequences, from `begin` to `end`.
+/// The part of a set's sequences from fraction `begin` to fraction `end`.
 struct SplitShare {
   double begin = 0.0;
   double end = 1.0;
@@ -63,10 +63,10 @@ SplitShares parse_split(const std::string& split);
 
 struct Blend {
   std::vector<std::string> prefixes;
-  std::vector<double> weights;  ///< one each, or empty: in proportion to the sizes
+  std::vector<double> weights;  ///< one for each prefix; empty: in proportion to the sizes
 };
 
-/// An even number of words whose odd ones are all numbers is weights and prefixes, else prefixes.
+/// Reads weights and prefixes if the first, third, ... of an even number of words are all numbers; else prefixes only.
 Blend parse_blend(const std::vector<std::string>& words);
 
 }  // namespace megashard

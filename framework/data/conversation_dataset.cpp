@@ -30,7 +30,7 @@ at::Tensor need_tensor(const SafetensorsFile& file, const std::string& name, at:
   return file.tensor(name);
 }
 
-/// Rows of all samples one behind the other; undefined where there are none.
+/// The rows of all samples, concatenated. Undefined if there are none.
 at::Tensor joined(std::span<const ConversationSet::Sample> samples, at::Tensor ConversationSet::Sample::*part,
                   bool pin_memory) {
   std::vector<at::Tensor> parts;
@@ -40,7 +40,7 @@ at::Tensor joined(std::span<const ConversationSet::Sample> samples, at::Tensor C
   return parts.empty() ? at::Tensor() : cat_parts(parts, 0, pin_memory);
 }
 
-/// From token `begin` of the batch on: its last token is a label only.
+/// Writes a conversation to the batch, from token `begin` on. The last token is only a label.
 void write_conversation(const ConversationSet::Sample& sample, const std::vector<std::string>& names,
                         const Batch& batch, int64_t begin) {
   const size_t count = sample.tokens.size() - 1;
@@ -108,7 +108,7 @@ ConversationSet::Pictures ConversationSet::read_pictures(const std::string& kind
   const auto* grid = pictures.grids.const_data_ptr<int64_t>();
   int64_t patches = 0;
   for (int64_t picture = 0; picture < pictures.grids.size(0); ++picture, grid += 3) {
-    constexpr int64_t kMax = int64_t{1} << 20;  // no product of three overflows
+    constexpr int64_t kMax = int64_t{1} << 20;  // the product of three grid sizes cannot overflow
     for (int i = 0; i < 3; ++i) {
       TORCH_CHECK(grid[i] > 0 && grid[i] < kMax, file_.path(), ": ", kind, " ", picture, " has a grid with ", grid[i],
                   "; the file is damaged, write it again");
@@ -279,7 +279,7 @@ std::vector<ConversationSet::Sample> ConversationDataset::conversations(int64_t 
   return all;
 }
 
-/// Its conversations in the set.
+/// Numbers of sample `index`'s conversations in the set.
 std::span<const int64_t> ConversationDataset::numbers_of(int64_t index) const {
   const int64_t begin = index == 0 ? 0 : sample_ends_.at(static_cast<size_t>(index) - 1);
   const int64_t end = sample_ends_.at(static_cast<size_t>(index));

@@ -19,14 +19,14 @@ inline constexpr const char* kConversationsSuffix = ".vision.safetensors";
 /// Conversations with images and videos as launch/preprocess/preprocess_data.py --input-format
 /// conversations writes them: PREFIX.vision.safetensors, mapped. The constructor checks names,
 /// dtypes, sizes and bounds, and throws an error with the file and the remedy.
-///   tokens int32 [S], loss_mask uint8 [S]: of all samples, one behind the other
+///   tokens int32 [S], loss_mask uint8 [S]: all samples, concatenated
 ///   sample_ends, image_ends int64 [N]: tokens and images up to the end of each sample
 ///   image_grid_thw int64 [M, 3]; pixel_values float32 [patches, pixels of a patch]
-/// and, where there are videos, which a set may be without:
+/// and, if the set has videos:
 ///   video_ends int64 [N]; video_grid_thw int64 [V, 3]; second_per_grid_ts float32 [V]
 ///   pixel_values_videos float32 [patches, pixels of a patch]
-/// and for objectives any number of columns:
-///   column.NAME float32 [S]: a value of each token
+/// and any number of columns for objectives:
+///   column.NAME float32 [S]: one value for each token
 class ConversationSet {
  public:
   explicit ConversationSet(const std::string& prefix);
@@ -34,17 +34,17 @@ class ConversationSet {
 
   struct Sample {
     std::span<const int32_t> tokens;
-    std::span<const uint8_t> loss_mask;           ///< of each token: 1 where it is to be learnt
+    std::span<const uint8_t> loss_mask;           ///< 1 for tokens whose loss counts
     at::Tensor image_grids;                       ///< [images, 3] int64
     at::Tensor pixel_values;                      ///< [patches, width], inside the mapping
     at::Tensor video_grids;                       ///< [videos, 3] int64
     at::Tensor pixel_values_videos;               ///< [patches, width]
     at::Tensor second_per_grid;                   ///< [videos] float
-    std::vector<std::span<const float>> columns;  ///< in the order of column_names(), a value of each token
+    std::vector<std::span<const float>> columns;  ///< in the order of column_names(); one value for each token
   };
   int64_t size() const { return static_cast<int64_t>(sample_ends_.size()); }
   int64_t tokens_of(int64_t sample) const;
-  bool has_labels(int64_t sample) const;  ///< loss_mask is not 0 behind the first token
+  bool has_labels(int64_t sample) const;  ///< loss_mask is 1 for a token after the first
   Sample sample(int64_t sample) const;
   const std::string& prefix() const { return prefix_; }
   const std::vector<std::string>& column_names() const { return column_names_; }
@@ -52,8 +52,8 @@ class ConversationSet {
  private:
   struct Pictures {  // images or videos
     at::Tensor grids, pixels;
-    std::vector<int64_t> ends;        // of each sample, in pictures
-    std::vector<int64_t> patch_ends;  // of each picture
+    std::vector<int64_t> ends;        // number of pictures up to the end of each sample
+    std::vector<int64_t> patch_ends;  // number of patches up to the end of each picture
   };
   std::vector<int64_t> read_ends(const std::string& name, int64_t last) const;
   Pictures read_pictures(const std::string& kind, const std::string& pixels_name) const;
@@ -67,17 +67,17 @@ class ConversationSet {
   std::vector<at::Tensor> columns_;
 };
 
-/// Adds the pictures of `samples` as columns of items: pixel_values, image_grid_thw, pixel_values_videos,
-/// video_grid_thw, second_per_grid_ts; a kind that no sample has is left out. Pixels are in page-locked memory if asked
-/// for; models read the grids on the host.
+/// Adds the pictures of `samples` as columns of Axis::kItem: pixel_values, image_grid_thw, pixel_values_videos,
+/// video_grid_thw, second_per_grid_ts. Omits a column for which no sample has data. `pin_memory`: pixels are in
+/// page-locked memory; grids never are, because models read them on the host.
 void add_pictures(Batch& batch, std::span<const ConversationSet::Sample> samples, bool pin_memory);
 
-/// Conversations of a set in a shuffled order, or in that of the file, epoch after epoch. They have at most seq_length
-/// + 1 tokens; longer ones are an error that names the first. A sample is one, or, where `packs` is set, as many whole
-/// ones of an epoch as pack_sequences() lays into seq_length: each is a document of the batch, with positions that
-/// begin anew and no label of the next one. A batch is as long as its longest sample, what is behind the others a
-/// document of its own; its loss_mask and columns are the set's, at the token that they are about, which is the label;
-/// the flags about documents do not concern it.
+/// Conversations of a set, epoch after epoch, shuffled or in the order of the file. Throws if a conversation has fewer
+/// than 2 or more than seq_length + 1 tokens. A sample is one conversation. With `packs` it is several conversations of
+/// one epoch, packed into seq_length by pack_sequences(): each is a document of the batch, its positions start at 0,
+/// and no label crosses into the next. A batch is as long as its longest sample, rounded up to length_multiple; with
+/// `packs` the padding of a row is a document, too. loss_mask and columns are shifted like labels: entry i belongs to
+/// token i + 1. The flags about documents have no effect.
 class ConversationDataset : public SampleDataset {
  public:
   ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options);
@@ -88,7 +88,7 @@ class ConversationDataset : public SampleDataset {
   std::string parts_of(int64_t index) const override;
   bool has_labels() const override;
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
-  /// Of sample `index`, one behind the other.
+  /// The conversations of sample `index`, in order.
   std::vector<ConversationSet::Sample> conversations(int64_t index) const;
 
  private:
@@ -98,8 +98,8 @@ class ConversationDataset : public SampleDataset {
   std::shared_ptr<const ConversationSet> set_;
   int64_t first_, last_;
   bool packs_;
-  std::vector<int64_t> order_;        // of conversations
-  std::vector<int64_t> sample_ends_;  // of each sample, in order_
+  std::vector<int64_t> order_;        // conversation numbers of all epochs
+  std::vector<int64_t> sample_ends_;  // end of each sample in order_
 };
 
 }  // namespace megashard

@@ -17,14 +17,14 @@ struct DataLoader::Reader {
   const BatchOptions options;
   const size_t prefetch;
 
-  std::mutex mutex{};  // guards what follows
+  std::mutex mutex{};  // guards the members below
   std::condition_variable changed{};
   std::deque<Batch> ready{};
   std::exception_ptr error{};
   bool ended = false;
   bool stop = false;
 
-  /// The thread; until the end of the data, an error, or stop.
+  /// Runs in the thread until the data end, a read fails or `stop` is set.
   void read_ahead() {
     std::vector<int64_t> indices;
     std::unique_lock lock(mutex);

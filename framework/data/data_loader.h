@@ -11,12 +11,12 @@ namespace megashard {
 
 struct DataLoaderOptions {
   size_t prefetch = 2;             ///< batches read ahead by a thread
-  double timeout_seconds = 600.0;  ///< next() gives up after so long without a batch
+  double timeout_seconds = 600.0;  ///< next() throws if no batch arrives in this time
 };
 
-/// Batches in the sampler's order, read ahead in a thread so that reading hides behind compute. An
-/// error in the thread is thrown by the next() that would have returned its batch. One caller
-/// thread. The end does not wait for a read that next() has given up: its thread is left behind.
+/// Batches in the sampler's order. A thread reads them ahead, so that reading overlaps with compute. If reading a batch
+/// fails, the next() that would have returned it throws the error. Call from one thread only. After a timeout the
+/// destructor detaches the thread instead of waiting for its read.
 class DataLoader {
  public:
   DataLoader(std::shared_ptr<const SampleDataset> dataset, std::unique_ptr<DataSampler> sampler,
@@ -25,7 +25,7 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  /// Throws when the sampler has come to its end.
+  /// The next batch. Blocks the host until it is read. Throws if the sampler has no more samples.
   Batch next();
 
   /// Seconds that next() has waited for data since the last call of this function.
@@ -34,7 +34,7 @@ class DataLoader {
  private:
   struct Reader;
 
-  std::shared_ptr<Reader> reader_;  // the thread's, too
+  std::shared_ptr<Reader> reader_;  // shared with the thread
   std::thread thread_;
   double timeout_seconds_;
   double wait_seconds_ = 0;

@@ -75,7 +75,7 @@ class CyclicSampler : public DataSampler {
   }
 
   SamplerOptions options_;
-  int64_t stride_;  // samples of one microbatch over all ranks
+  int64_t stride_;  // samples of one micro batch on all ranks together
   std::vector<int64_t> epoch_indices_;
   int64_t position_ = 0;  // in epoch_indices_
 };

@@ -7,27 +7,27 @@
 namespace megashard {
 
 enum class SamplerType {
-  kSingle,  ///< once through the dataset, in order; a last, incomplete microbatch is left out
-  kCyclic,  ///< endless; each epoch a new permutation of each rank's range, seeded with its number
+  kSingle,  ///< one pass over the dataset, in order; drops an incomplete last micro batch
+  kCyclic,  ///< endless; each epoch permutes each rank's range, with the epoch's number as the seed
 };
 
 struct SamplerOptions {
   SamplerType type = SamplerType::kSingle;
   int64_t total_samples = 0;
-  /// Over all ranks, since the start of training: where a resumed run goes on.
+  /// Samples consumed by all ranks since the start of training. A resumed run continues there.
   int64_t consumed_samples = 0;
   int64_t micro_batch_size = 1;
   int64_t data_parallel_rank = 0;
   int64_t data_parallel_size = 1;
 };
 
-/// Which samples this rank takes, microbatch by microbatch, in the order of Megatron's
-/// MegatronPretrainingSampler (kSingle) and MegatronPretrainingRandomSampler (kCyclic).
+/// Chooses this rank's samples for each micro batch, in the order of Megatron's MegatronPretrainingSampler (kSingle)
+/// and MegatronPretrainingRandomSampler (kCyclic).
 class DataSampler {
  public:
   virtual ~DataSampler() = default;
 
-  /// Sets `indices` to the next microbatch; false when kSingle has come to its end.
+  /// Sets `indices` to the next micro batch. Returns false if kSingle has no more.
   virtual bool next(std::vector<int64_t>& indices) = 0;
 };
 

@@ -15,10 +15,10 @@
 namespace megashard {
 namespace {
 
-// A last epoch that gives less than this share of its samples is shuffled apart.
+// The last epoch is shuffled separately if less than this share of its samples is used.
 constexpr double kLastEpochThreshold = 0.80;
 
-constexpr int64_t kSamplesAtOnce = 1 << 16;  // until progress is told
+constexpr int64_t kSamplesAtOnce = 1 << 16;  // samples between progress reports
 constexpr int64_t kMaxEntries = std::numeric_limits<uint32_t>::max() - 1;
 
 }  // namespace
@@ -51,7 +51,7 @@ GPTDataset::GPTDataset(std::shared_ptr<const TokenSource> source, SplitOptions o
 int64_t GPTDataset::tokens_per_epoch() const {
   const auto lengths = source_->sequence_lengths();
   const int64_t tokens = std::accumulate(lengths.begin() + options_.first, lengths.begin() + options_.last, int64_t{0});
-  // One epoch without a whole sample is fine as long as epochs can be added up.
+  // An epoch may be shorter than a sample if epochs are repeated.
   const int64_t least = options_.num_samples.has_value() ? 1 : options_.seq_length + 1;
   const std::string found = c10::str("the ", options_.split_name, " split of \"", source_->name(), "\" has ", tokens,
                                      " tokens in its ", options_.last - options_.first, " documents");
@@ -106,8 +106,7 @@ void GPTDataset::build_sample_index(int64_t samples) {
   LongWork work("index", samples, "samples");
   for (int64_t sample = 0; sample < samples; ++sample) {
     if (sample > 0 && sample % kSamplesAtOnce == 0) work.add(kSamplesAtOnce);
-    // A sample that ends with a document's last token leaves the next one to start on that token:
-    // samples overlap by one.
+    // Samples overlap by one token: if one ends with a document's last token, the next starts at that token.
     int64_t missing = options_.seq_length + 1;
     while (true) {
       const int64_t here = lengths[static_cast<size_t>(document_index_[document])] - offset;

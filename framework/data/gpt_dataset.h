@@ -10,13 +10,12 @@
 
 namespace megashard {
 
-/// Samples of seq_length + 1 tokens cut from the shuffled documents of one split, in exactly the
-/// order of megatron.core.datasets.gpt_dataset.GPTDataset (add_extra_token_to_sequence and
-/// drop_last_partial at their defaults). The indices are built in the constructor and held in
-/// memory: 4 bytes a document and epoch, 12 bytes a sample.
+/// Cuts samples of seq_length + 1 tokens from the shuffled documents of one split, in the exact order of
+/// megatron.core.datasets.gpt_dataset.GPTDataset (add_extra_token_to_sequence and drop_last_partial at their defaults).
+/// The constructor builds the indices; they stay in memory: 4 bytes a document and epoch, 12 bytes a sample.
 class GPTDataset : public TokenDataset {
  public:
-  /// Throws an error that names the split when the range holds too few tokens to cut a sample.
+  /// Throws if the range has too few tokens for a sample; the error names the split.
   GPTDataset(std::shared_ptr<const TokenSource> source, SplitOptions options);
 
   int64_t size() const override { return static_cast<int64_t>(shuffle_index_.size()); }
@@ -26,7 +25,7 @@ class GPTDataset : public TokenDataset {
   void add_facts(int64_t samples, DatasetFacts& facts) const override;
 
   int64_t num_epochs() const { return num_epochs_; }
-  /// Whether the last epoch was shuffled apart from the others (the 80% rule).
+  /// True if the last epoch is shuffled separately from the others (the 80% rule).
   bool separate_last_epoch() const { return separate_last_epoch_; }
 
  private:

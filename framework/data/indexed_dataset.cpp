@@ -42,7 +42,7 @@ bool begins_with(std::span<const std::byte> bytes, const void* text, size_t size
   return bytes.size() >= size && std::memcmp(bytes.data(), text, size) == 0;
 }
 
-// What stands in a repository in place of a large file that was not fetched.
+// Throws if the file is a Git LFS pointer.
 void refuse_pointer(std::span<const std::byte> bytes, const std::string& path) {
   constexpr std::string_view kPointer = "version https://git-lfs";
   TORCH_CHECK(!begins_with(bytes, kPointer.data(), kPointer.size()), path,
@@ -94,11 +94,11 @@ void IndexedDataset::read_index() {
               kRebuild);
   const auto sequences = load<uint64_t>(bytes.data() + 18);
   const auto documents = load<uint64_t>(bytes.data() + 26);
-  // Compared by division first: corrupt counts must not overflow.
+  // Compares by division first, so that corrupt counts do not overflow.
   const uint64_t room = bytes.size() - kIndexHeaderBytes;
   const bool fits = sequences <= room / 12 && documents <= room / 8;
   const uint64_t expected = kIndexHeaderBytes + (fits ? 12 * sequences + 8 * documents : 0);
-  const bool with_modes = bytes.size() == expected + sequences;  // one a sequence, not used here
+  const bool with_modes = bytes.size() == expected + sequences;  // one mode for each sequence; not used here
   TORCH_CHECK(fits && (bytes.size() == expected || with_modes), path, " is truncated or corrupt: it announces ",
               sequences, " sequences and ", documents, " document bounds, which do not make its ", bytes.size(),
               " bytes", kRebuild);

@@ -15,7 +15,7 @@ inline constexpr char kIndexMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', '\0',
 inline constexpr uint64_t kIndexVersion = 1;
 inline constexpr size_t kIndexHeaderBytes = 34;
 
-/// The dtype codes of a .idx file (megatron.core.datasets.indexed_dataset.DType).
+/// Dtype codes of a .idx file (megatron.core.datasets.indexed_dataset.DType).
 enum class TokenType : uint8_t {
   kUInt8 = 1,
   kInt8 = 2,
@@ -27,22 +27,21 @@ enum class TokenType : uint8_t {
   kUInt16 = 8,
 };
 
-/// Bytes of one token; 0 for a code that does not exist.
+/// Bytes of one token; 0 for an unknown code.
 int64_t token_bytes(TokenType type);
 
-/// PREFIX.bin and PREFIX.idx, mapped. The constructor checks all of the index (magic, version,
-/// counts, file sizes, every sequence inside .bin) and throws an error with the file and the
-/// remedy.
+/// PREFIX.bin and PREFIX.idx, mapped into memory. The constructor checks the whole index (magic, version, counts, file
+/// sizes, that every sequence lies inside .bin). Throws an error with the file and the remedy.
 class IndexedDataset : public TokenSource {
  public:
   explicit IndexedDataset(const std::string& prefix);
 
   TokenType token_type() const { return type_; }
   std::span<const int32_t> sequence_lengths() const override { return lengths_; }
-  /// Sequence numbers at which documents start, then the number of sequences: [documents + 1].
+  /// [documents + 1]: the sequence number at which each document starts, then the number of sequences.
   std::span<const int64_t> document_indices() const { return documents_; }
 
-  /// Throws for float sets: those hold no token ids.
+  /// Throws if the file has a float dtype.
   void copy_tokens(int64_t sequence, int64_t offset, std::span<int64_t> out) const override;
   /// The stored bytes of one sequence.
   std::span<const std::byte> raw_sequence(int64_t sequence) const;
@@ -57,7 +56,7 @@ class IndexedDataset : public TokenSource {
   MappedFile index_;
   MappedFile bin_;
   TokenType type_ = TokenType::kInt32;
-  // The arrays of .idx start at odd offsets, so they are copied to be aligned.
+  // Aligned copies: the arrays of .idx start at odd offsets.
   std::vector<int32_t> lengths_;
   std::vector<int64_t> documents_;
   const std::byte* pointers_ = nullptr;  // [sequences] i64, unaligned, inside index_

@@ -24,7 +24,7 @@ std::string without(const std::string& path, const std::string& end) {
   return path.ends_with(end) ? path.substr(0, path.size() - end.size()) : "";
 }
 
-// The first set in the folder by its name, or nothing.
+// The prefix of the folder's first data set by name; empty if there is none.
 std::string set_in(const std::string& folder) {
   std::vector<std::string> sets;
   std::error_code error;
@@ -37,7 +37,7 @@ std::string set_in(const std::string& folder) {
   return sets.empty() ? "" : *std::min_element(sets.begin(), sets.end());
 }
 
-// Of JSON lines or text; empty: the file is something else.
+// How to tokenise a file of JSON lines or text; empty for other files.
 std::string tokenise(const std::string& path) {
   const bool lines =
       path.ends_with(".jsonl") || path.ends_with(".jsonl.gz") || path.ends_with(".json") || path.ends_with(".json.gz");
@@ -51,7 +51,7 @@ std::string tokenise(const std::string& path) {
          " --tokenizer-model MODEL_DIR`, then give the prefix " + stem + "_text_document";
 }
 
-// What the user meant, as far as files of that name tell.
+// The remedy, guessed from the prefix and from files with similar names.
 std::string instead_of(const std::string& prefix) {
   for (const char* end : {".bin", ".idx", kConversationsSuffix}) {
     const std::string shorter = without(prefix, end);

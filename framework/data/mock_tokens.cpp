@@ -27,7 +27,7 @@ class DefaultRngZero {
   }
 
  private:
-  // Each 64-bit output serves two 32-bit draws, low half first.
+  // Each 64-bit output gives two 32-bit numbers, low half first.
   uint32_t next32() {
     if (high_half_.has_value()) {
       const uint32_t value = *high_half_;

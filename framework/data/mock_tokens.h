@@ -6,9 +6,9 @@
 
 namespace megashard {
 
-/// The token source of --mock-data, as Megatron's MockGPTLowLevelDataset: 100000 sequences of 1 to
-/// 4095 tokens (lengths from numpy's default_rng(0)), each counting 1, 2, 3, ... modulo the
-/// vocabulary and ending in the end-of-document token.
+/// The token source of --mock-data, as Megatron's MockGPTLowLevelDataset: 100000 sequences of 1 to 4095 tokens, with
+/// lengths from numpy's default_rng(0). Each sequence is 1, 2, 3, ... modulo the vocabulary size and ends with the
+/// end-of-document token.
 class MockTokens : public TokenSource {
  public:
   MockTokens(int64_t vocab_size, int64_t eod_id);

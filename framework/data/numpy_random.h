@@ -7,11 +7,11 @@
 
 namespace megashard {
 
-/// numpy.random.RandomState(seed), as far as datasets need it: the legacy MT19937 generator and its
-/// Fisher-Yates shuffle. Consecutive shuffles continue one stream, as in numpy.
+/// The part of numpy.random.RandomState(seed) that datasets need: the legacy MT19937 generator and its Fisher-Yates
+/// shuffle. Consecutive shuffles continue the same stream, as in numpy.
 class NumpyRandomState {
  public:
-  /// `seed` must lie in [0, 2^32), numpy's own limit.
+  /// Throws if `seed` is not in [0, 2^32), numpy's limit.
   explicit NumpyRandomState(int64_t seed);
 
   /// numpy's random_interval: uniform in [0, max] by masking and redrawing.
@@ -28,8 +28,8 @@ class NumpyRandomState {
   std::mt19937 generator_;
 };
 
-/// numpy.sum of contiguous doubles: pairwise summation, which differs from a plain loop from eight
-/// values on. Blend weights are divided by it.
+/// numpy.sum of contiguous doubles: pairwise summation, which differs from a plain loop for eight or more values. Blend
+/// weights are divided by it.
 double numpy_sum(std::span<const double> values);
 
 }  // namespace megashard

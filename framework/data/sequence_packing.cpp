@@ -7,7 +7,7 @@ namespace megashard {
 
 std::vector<std::vector<int64_t>> pack_sequences(std::span<const int64_t> lengths, int64_t capacity) {
   std::vector<std::vector<int64_t>> rows;
-  std::set<std::pair<int64_t, size_t>> rooms;  // of the rows that are not full: tokens left, row
+  std::set<std::pair<int64_t, size_t>> rooms;  // rows with room: (tokens left, row)
   for (size_t i = 0; i < lengths.size(); ++i) {
     const auto best = rooms.lower_bound({lengths[i], 0});
     const auto [room, row] = best == rooms.end() ? std::pair(capacity, rows.size()) : *best;

@@ -8,7 +8,7 @@
 namespace megashard {
 namespace {
 
-/// One row of a batch: seq_length + 1 tokens to tokens, labels and masks.
+/// Writes the seq_length + 1 tokens of a sample as one row of tokens, labels and masks.
 class RowWriter {
  public:
   RowWriter(const Batch& batch, const BatchOptions& options)

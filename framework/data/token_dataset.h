@@ -8,8 +8,8 @@
 
 namespace megashard {
 
-/// Samples of seq_length + 1 tokens each, of which inputs and labels overlap by all but one. Batches are what
-/// megatron.core's GPTDataset returns for them.
+/// Samples of seq_length + 1 tokens: inputs are all but the last, labels all but the first. Batches equal those of
+/// megatron.core's GPTDataset.
 class TokenDataset : public SampleDataset {
  public:
   /// out.size() == seq_length + 1.

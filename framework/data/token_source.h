@@ -6,13 +6,13 @@
 
 namespace megashard {
 
-/// What a dataset of samples is cut from: numbered sequences of token ids (Megatron's low-level
-/// dataset). Safe to read from several threads.
+/// Numbered sequences of token ids, from which a dataset cuts its samples (Megatron's low-level dataset). Safe to read
+/// from several threads.
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
 
-  /// Tokens in each sequence; its size is the number of sequences.
+  /// Number of tokens of each sequence.
   virtual std::span<const int32_t> sequence_lengths() const = 0;
 
   /// Copies tokens [offset, offset + out.size()) of one sequence.

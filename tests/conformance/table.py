@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Write docs/conformance.md: PyTorch's own FSDP2 tests, and how our tests of the same names fare.
+"""Write the table of PyTorch's own FSDP2 tests with the results of our tests of the same names, or docs/conformance.md,
+which sums it up.
 
 usage: table.py [--output FILE] [--record-gpu] RESULT.xml...
+FILE: gets the whole table; without it docs/conformance.md is written.
 RESULT.xml: JUnit files of tests/run (run/results/*.xml) or of a test program's --gtest_output=xml:FILE.
 --record-gpu: the results are from a machine with a GPU; what passed is kept, with its date, in gpu_results.json.
 
@@ -106,32 +108,58 @@ def counts(rows):
         yield f"| {mark} | {sum(of.values())} | " + " | ".join(str(of[kind]) for kind in kinds) + " |"
 
 
-def document(rows):
+def legend():
+    return [
+        "A: required. B: wanted. C: Python only. †: torch 2.11 itself lacks it. CPU, sim, GPU: the result on a CPU, on",
+        "the simulated device and on a GPU. A test of what a device does is not run on a CPU; `tests/gpu` runs it on a",
+        "GPU.",
+    ]
+
+
+def out_of(rows):
+    """The tests that are not applicable, with their reasons."""
+    for test, _ in rows:
+        if "reason" in test:
+            line = f"- {test['name']} ({test['mark']}): {test['reason']}"
+            yield from textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+
+
+def whole_table(rows):
+    head = "Each section is a file of PyTorch's. `+` stands for the name of its test."
+    lines = ["# PyTorch's FSDP2 tests", "", head, "", *legend(), "", *counts(rows)]
+    applicable = [row for row in rows if "reason" not in row[0]]
+    for file in dict.fromkeys(test["file"] for test, _ in applicable):
+        of_file = [row for row in applicable if row[0]["file"] == file]
+        lines += ["", f"## {file}", "", "| test | mark | our test | CPU | sim | GPU |", "|---|---|---|---|---|---|"]
+        lines += [row_of(test, states) for test, states in of_file]
+    return "\n".join([*lines, "", "## Not applicable", "", *out_of(rows)]) + "\n"
+
+
+def page(rows):
     lines = [
         "# Conformance",
         "",
-        "PyTorch defines `fully_shard` by its test suite. Each section is a file of that suite. A row names PyTorch's",
-        "test, and ours that shows the same property; a `+` stands for PyTorch's name. `tests/conformance/table.py",
-        "RESULT.xml...` writes this page from `tests/conformance/upstream.json` and the results of a test run; do not",
-        "edit it.",
+        "Read this to see how much of PyTorch's own FSDP2 test suite, which defines `fully_shard`, passes here.",
+        "`tests/conformance/upstream.json` lists PyTorch's tests and, for each, our test of the same property.",
+        "`tests/run` writes the result of each test to `run/results/conformance.md`; `tests/conformance/table.py",
+        "RESULT.xml...` writes this page. Do not edit it.",
         "",
-        "A: required. B: wanted. C: Python only. †: torch 2.11 itself lacks it. CPU, sim, GPU: the result on a CPU, on",
-        "the [simulated device](simulated_device.md) and on a GPU. A test of what a device does is not run on a CPU;",
-        "`tests/gpu` runs it on a GPU.",
+        *legend(),
         "",
         *counts(rows),
+        "",
+        "## By file",
+        "",
+        "| file | tests | CPU | sim | GPU |",
+        "|---|---|---|---|---|",
     ]
-    for file in dict.fromkeys(test["file"] for test, _ in rows):
-        of_file = [row for row in rows if row[0]["file"] == file]
-        lines += ["", f"## {file}", ""]
-        if any("reason" not in test for test, _ in of_file):
-            lines += ["| test | mark | our test | CPU | sim | GPU |", "|---|---|---|---|---|---|"]
-        lines += [row_of(test, states) for test, states in of_file if "reason" not in test]
-        out = [test for test, _ in of_file if "reason" in test]
-        lines += [*([""] if lines[-1] else []), "Not applicable:", ""] if out else []
-        for test in out:
-            line = f"- {test['name']} ({test['mark']}): {test['reason']}"
-            lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+    applicable = [row for row in rows if "reason" not in row[0]]
+    for file in dict.fromkeys(test["file"] for test, _ in applicable):
+        states = [states for test, states in applicable if test["file"] == file]
+        passed = [sum(each[place].startswith("passed") for each in states) for place in range(3)]
+        lines.append(f"| {file} | {len(states)} | {' | '.join(map(str, passed))} |")
+    lines += ["", "The last three columns are the number of tests that passed.", "", "## Not applicable", ""]
+    lines += out_of(rows)
     return "\n".join(lines) + "\n"
 
 
@@ -146,7 +174,7 @@ def row_of(test, states):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="*")
-    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "docs" / "conformance.md")
+    parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--record-gpu", action="store_true")
     args = parser.parse_args()
 
@@ -162,10 +190,11 @@ def main():
         GPU_RESULTS.write_text(json.dumps(gpu, indent=2, sort_keys=True) + "\n")
 
     rows = [(test, states_of(test, exists, results, gpu)) for test in tests]
-    args.output.write_text(document(rows))
+    output = args.output or ROOT / "docs" / "conformance.md"
+    output.write_text(whole_table(rows) if args.output else page(rows))
     required = [whole_state(states) for test, states in rows if test["mark"][0] == "A" and "reason" not in test]
     passed = required.count("passed")
-    print(f"conformance: {passed} of {len(required)} required tests of PyTorch's suite pass here; see {args.output}")
+    print(f"conformance: {passed} of {len(required)} required tests of PyTorch's suite pass here; see {output}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// Trainings whose saves fail: they go on, with what was saved before, and say so.
+// Trainings whose saves fail: training goes on, the last complete save stays, and the failure is reported.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,8 +41,8 @@ class FourWeights : public MultiModalModule {
 };
 
 struct Outcome {
-  std::string threw{};  ///< train(), the same on all ranks; empty: it went well
-  std::string last{};   ///< likewise check_last_save()
+  std::string threw{};  ///< error of train(), the same on all ranks; empty: none
+  std::string last{};   ///< error of check_last_save(), likewise
   std::vector<std::string> warnings{};
   double loss = 0;  ///< of the last step
   std::vector<nlohmann::json> events{}, steps{};
@@ -66,7 +66,7 @@ std::string failure_of(const std::function<void()>& call) {
 
 class FailedSaves : public ::testing::TestWithParam<bool> {
  protected:
-  /// Eight steps, of which every second is saved; `before_save` is called before each save, on the first rank.
+  /// Trains eight steps and saves every second one. The first rank calls `before_save` before each save.
   Outcome train(const std::function<void(int64_t iteration)>& before_save, int64_t max_failed = 3) {
     auto arguments = small_run();
     arguments.train_iters = 8;
@@ -124,7 +124,7 @@ class FailedSaves : public ::testing::TestWithParam<bool> {
 TEST_P(FailedSaves, AreToldAndTriedAgainAndTrainingGoesOn) {
   const double undisturbed = train([](int64_t) {}).loss;
   std::filesystem::remove_all(save_);
-  // Calls of the disk before the one that fails.
+  // Number of disk calls before the one that fails.
   for (const auto& [error, calls] : std::vector<std::pair<int, int64_t>>{{ENOSPC, 0}, {EIO, 5}, {ENOSPC, 9}}) {
     SCOPED_TRACE(std::string(std::strerror(error)) + " after " + std::to_string(calls));
     FailingDisk disk(save_);
@@ -146,7 +146,7 @@ TEST_P(FailedSaves, AreToldAndTriedAgainAndTrainingGoesOn) {
     ASSERT_THAT(outcome.events, SizeIs(1));
     EXPECT_THAT(outcome.events[0]["why"].get<std::string>(), HasSubstr("iteration 4 was not saved"));
     ASSERT_THAT(outcome.steps, SizeIs(8));
-    if (!GetParam()) {  // a writer may be heard of later
+    if (!GetParam()) {  // an asynchronous writer's failure may be reported later
       EXPECT_EQ(outcome.steps[5].value("failed_saves", 0), 1) << "step 6";
       EXPECT_FALSE(outcome.steps[6].contains("failed_saves"));
     }
@@ -179,7 +179,7 @@ TEST(AppendedFile, LeavesNoHalfOfWhatTheDiskDidNotTake) {
   disk.fail_after(0, ENOSPC, /*and_all_later=*/false);
   EXPECT_FALSE(file.append("second\n"));
   EXPECT_EQ(errno, ENOSPC);
-  disk.fail_after(0, 0, /*and_all_later=*/false);  // takes half, and the rest when it is asked again
+  disk.fail_after(0, 0, /*and_all_later=*/false);  // writes half; the caller then writes the rest
   EXPECT_TRUE(file.append("third\n"));
   std::ifstream written(folder.file("lines"));
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(written), {}), "first\nthird\n");
@@ -190,7 +190,7 @@ TEST_P(FailedSaves, EndTheRunAfterSoManyInARow) {
   const auto fails = [&](int64_t iteration) {
     if (iteration == 4) disk.fail_after(0, ENOSPC, /*and_all_later=*/true);
   };
-  const int64_t limit = GetParam() ? 1 : 2;  // a writer may be heard of when the next one is to begin
+  const int64_t limit = GetParam() ? 1 : 2;  // an asynchronous writer's failure may be reported at the next save
   const auto outcome = train(fails, limit);
   EXPECT_THAT(outcome.threw, AllOf(HasSubstr("as many saves in a row have failed as --max-failed-saves allows (" +
                                              std::to_string(limit) + "); the last: the checkpoint of iteration " +

@@ -1,4 +1,4 @@
-// The C library's own names are defined here: without this, its headers would rename them.
+// This file defines functions with the C library's names: without this, its headers would rename them.
 #undef _FILE_OFFSET_BITS
 
 #include "tests/faults/failing_io.h"
@@ -23,33 +23,33 @@
 
 namespace {
 
-/// A change of a folder's entries that is not on the disk yet.
+/// A change of a folder's entries that has not been synced yet.
 struct Change {
   enum class Kind { kCreated, kRenamed, kExchanged, kRemoved } kind;
   std::string path;
-  std::string from{};  ///< of a rename
-  std::string kept{};  ///< where the file that a rename replaced, or that was removed, is kept
+  std::string from{};  ///< the old name in a rename
+  std::string kept{};  ///< copy of the file that was removed or replaced by a rename
 };
 
 struct Disk {
   std::string folder;
-  int64_t calls_left = -1;  ///< before the one that fails; -1: none fails
+  int64_t calls_left = -1;  ///< number of calls before the one that fails; -1: none fails
   int error = 0;
   bool all_later = false;
   bool failed = false;
   bool no_exchange = false;
-  int listings_left = -1;         ///< -1: all go well
-  std::string spoilt_ending;      ///< empty: no file is
-  std::string unreadable_ending;  ///< empty: all can be read
+  int listings_left = -1;         ///< -1: none fails
+  std::string spoilt_ending;      ///< empty: no file is spoilt
+  std::string unreadable_ending;  ///< empty: all files can be read
   megashard::testing::FailingDisk::Reading failing_call{};
   int read_error = 0;
   std::vector<Change> changes;
-  std::set<std::string> unsynced;  ///< files
+  std::set<std::string> unsynced;  ///< paths of files
   int number_kept = 0;
 };
 
 std::mutex mutex;
-Disk* disk = nullptr;  // under the mutex
+Disk* disk = nullptr;  // guarded by the mutex
 
 std::string parent_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
@@ -68,7 +68,7 @@ bool is_ours(const std::string& path) {
   return disk != nullptr && (path == disk->folder || path.rfind(disk->folder + "/", 0) == 0);
 }
 
-/// Whether it is this call's turn.
+/// True if this call is the one to fail.
 bool is_hit() {
   if (disk->calls_left < 0 || (disk->failed && !disk->all_later)) return false;
   if (!disk->failed && disk->calls_left-- > 0) return false;
@@ -77,7 +77,7 @@ bool is_hit() {
   return true;
 }
 
-/// Whether this call fails, with errno.
+/// True if this call fails. Sets errno.
 bool fails() {
   if (!is_hit() || disk->error == 0) return false;
   errno = disk->error;
@@ -88,7 +88,7 @@ void move_path(std::string& path, const std::string& from, const std::string& to
   if (path == from || path.rfind(from + "/", 0) == 0) path = to + path.substr(from.size());
 }
 
-/// What is noted of paths inside `from` is inside `to` now.
+/// Renames recorded paths inside `from` to paths inside `to`.
 void move_notes(const std::string& from, const std::string& to) {
   for (auto& change : disk->changes) {
     if (change.path.rfind(from + "/", 0) == 0) move_path(change.path, from, to);
@@ -108,7 +108,7 @@ void exchange_notes(const std::string& one, const std::string& other) {
   move_notes(one + "\n", other);
 }
 
-/// Another name for the file, beside the folder, so that nobody lists it; empty: it is no file.
+/// Links the file under another name outside the folder, where no test lists it. Empty if `path` is no file.
 std::string keep(const std::string& path) {
   auto kept = disk->folder + ".kept" + std::to_string(disk->number_kept++);
   const bool linked = ::syscall(SYS_linkat, AT_FDCWD, path.c_str(), AT_FDCWD, kept.c_str(), 0) == 0;
@@ -125,7 +125,7 @@ long rename_now(const std::string& from, const std::string& to, unsigned flags) 
 
 using Reading = megashard::testing::FailingDisk::Reading;
 
-/// Whether this call cannot be made, with errno. Under the mutex.
+/// True if this call must fail. Sets errno. The caller holds the mutex.
 bool reading_fails(const std::string& path, Reading call) {
   if (disk == nullptr || disk->unreadable_ending.empty() || disk->failing_call != call) return false;
   if (!is_ours(path) || !path.ends_with(disk->unreadable_ending)) return false;
@@ -186,7 +186,7 @@ int removed(int folder, const char* name, int flags) {
   if (is_ours(path) && fails()) return -1;
   const Change removal{Change::Kind::kRemoved, path, {}, is_ours(path) ? keep(path) : ""};
   const auto result = static_cast<int>(::syscall(SYS_unlinkat, folder, name, flags));
-  bool was_there = !removal.kept.empty();  // when the folder was synced
+  bool was_there = !removal.kept.empty();  // when the folder was last synced
   if (result == 0 && is_ours(path)) {
     const auto since = std::erase_if(disk->changes, [&](const Change& change) {
       if (change.path == path) forget(change);
@@ -199,7 +199,7 @@ int removed(int folder, const char* name, int flags) {
   return result;
 }
 
-/// write and pwrite: `put` is the real one, of so many bytes.
+/// write and pwrite. `put(count)` makes the real call for `count` bytes.
 template <class Put>
 ssize_t written(int descriptor, size_t bytes, const Put& put) {
   {
@@ -220,7 +220,7 @@ ssize_t written(int descriptor, size_t bytes, const Put& put) {
   return put(bytes);
 }
 
-/// The bytes with one bit changed, where a file is to be spoilt; as aligned as O_DIRECT asks.
+/// A copy of the bytes with one bit changed, aligned for O_DIRECT. Null if the file is not to be spoilt.
 std::shared_ptr<char> spoilt(int descriptor, const void* data, size_t bytes) {
   const std::lock_guard lock(mutex);
   if (disk == nullptr || disk->spoilt_ending.empty() || bytes == 0) return nullptr;
@@ -241,7 +241,7 @@ ssize_t written_at(int descriptor, const void* data, size_t bytes, off64_t offse
                  [=](size_t count) { return ::syscall(SYS_pwrite64, descriptor, data, count, offset); });
 }
 
-/// fallocate and ftruncate; `call` is the real one.
+/// fallocate and ftruncate. `call` makes the real call.
 template <class Call>
 int resized_by(int descriptor, const Call& call) {
   const std::lock_guard lock(mutex);
@@ -261,7 +261,7 @@ int resized(int descriptor, off64_t bytes) {
   return resized_by(descriptor, [=] { return ::syscall(SYS_ftruncate, descriptor, bytes); });
 }
 
-/// Whether the folder's entries cannot be read; an `end` of theirs that was reached is counted.
+/// True if listing the folder must fail. Counts listings that reach their `end`.
 bool listing_fails(DIR* listed, bool end) {
   const std::lock_guard lock(mutex);
   if (disk == nullptr || disk->listings_left < 0 || path_of(::dirfd(listed)) != disk->folder) return false;
@@ -271,7 +271,7 @@ bool listing_fails(DIR* listed, bool end) {
   return true;
 }
 
-/// A close that fails has closed all the same, as on Linux.
+/// A failing close still closes the descriptor, as on Linux.
 int closed(int descriptor) {
   const std::lock_guard lock(mutex);
   const auto flags = disk == nullptr ? O_RDONLY : ::fcntl(descriptor, F_GETFL);
@@ -361,7 +361,7 @@ int fsync(int descriptor) {
   const auto path = disk == nullptr ? "" : path_of(descriptor);
   if (!is_ours(path)) return static_cast<int>(::syscall(SYS_fsync, descriptor));
   if (fails()) return -1;
-  disk->unsynced.erase(path);  // not on the disk in truth, which would take its time
+  disk->unsynced.erase(path);  // recorded only: a real fsync would take too long
   std::erase_if(disk->changes, [&](const Change& change) {
     if (parent_of(change.path) != path) return false;
     forget(change);
@@ -463,7 +463,7 @@ void FailingDisk::lose_power(Loss loss) {
     }
     if (is_removal) {
       if (::syscall(SYS_faccessat, AT_FDCWD, change.path.c_str(), F_OK) != 0) rename_now(change.kept, change.path, 0);
-      forget(change);  // when its folder is gone too
+      forget(change);  // if its folder is gone, too
       continue;
     }
     if (change.kind == Change::Kind::kCreated) {

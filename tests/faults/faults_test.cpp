@@ -1,4 +1,4 @@
-// Saves whose every single change of the disk fails, or is the last: an error, a kill, a power cut.
+// Saves in which each change of the disk fails once, or is the last one: an error, a kill, a power cut.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
@@ -28,7 +28,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-/// Empty: it went well.
+/// The error of the call; empty if there is none.
 std::string failure_of(const std::function<void()>& call) {
   try {
     call();
@@ -46,7 +46,7 @@ struct Scenario {
   bool without_exchange = false;
 };
 
-/// How a step is written.
+/// How a step is saved.
 struct Manner {
   const char* name;
   CheckpointFormat format;
@@ -96,7 +96,7 @@ class FaultTest : public ::testing::TestWithParam<std::tuple<Scenario, Trouble, 
   const Trouble& trouble() const { return std::get<1>(GetParam()); }
   const Manner& manner() const { return std::get<2>(GetParam()); }
 
-  /// Fails the call after `calls` others; false when the save makes no more than that.
+  /// Fails the call after `calls` others. Returns false if the save makes fewer calls.
   bool save_with_failure(FailingDisk& disk, const std::string& directory, int64_t calls) const {
     if (scenario().without_exchange) disk.refuse_exchange();
     std::optional<Mark> before;
@@ -108,7 +108,7 @@ class FaultTest : public ::testing::TestWithParam<std::tuple<Scenario, Trouble, 
     const auto failure =
         failure_of([&] { save_in_manner(manner(), directory, scenario().now, nullptr, scenario().retention); });
     const bool failed = disk.has_failed();
-    if (trouble().power_cut) disk.lose_power();  // also when all went well
+    if (trouble().power_cut) disk.lose_power();  // also after a successful save
     disk.recover();
 
     const auto found = load_known_step(directory, nullptr, {.depth = VerifyDepth::kBytes});
@@ -167,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(LargeFiles, FaultTest,
 
 class RanksFaultTest : public ::testing::TestWithParam<Manner> {
  protected:
-  /// Saves `mark` over {1, 0}; each call fails once.
+  /// Saves `mark` over {1, 0}; each call fails once, in a separate save.
   static void expect_the_same_words(int ranks, Mark mark) {
     bool failed = true;
     for (int64_t calls = 0; failed; ++calls) {
@@ -207,7 +207,7 @@ TEST_P(LargeRanksFaultTest, AllGiveUpTogetherInTheSameWords) { expect_the_same_w
 INSTANTIATE_TEST_SUITE_P(Faults, LargeRanksFaultTest, Values(kTorchDcp, kTorchDistBesideTraining),
                          [](const auto& info) { return info.param.name; });
 
-/// A save of a Hugging Face model over an earlier one, each in files of so many bytes of data.
+/// Saves a Hugging Face model over an earlier one, in files of at most so many bytes each.
 struct HfScenario {
   const char* name;
   int64_t bytes_before;  ///< 0: there is no earlier one
@@ -231,7 +231,7 @@ const HfScenario kHfScenarios[] = {
 const HfWriter kHfSharded{"Sharded", true};
 const HfWriter kHfWhole{"Whole", false};
 
-/// Three weights full of the generation's number, and a config.json that says it too.
+/// Three weights filled with the generation's number, and a config.json with that number.
 void save_hf_generation(const std::string& directory, int generation, int64_t file_bytes, const HfWriter& writer,
                         const ProcessGroupPtr& group = nullptr) {
   const auto whole = at::full({7, 3}, static_cast<double>(generation));
@@ -255,8 +255,8 @@ void save_hf_generation(const std::string& directory, int generation, int64_t fi
       directory, infos, [&](const TensorInfo&) { return whole; }, options);
 }
 
-/// Of all that readers find in the folder; nothing when it is refused, which must be for lack of
-/// the file that readers open first.
+/// The generation of the model that readers find in the folder. nullopt if they refuse it, which must be because the
+/// file is missing that they open first.
 std::optional<int> find_hf_generation(const std::string& directory) {
   const auto refusal = failure_of([&] { open_hf_weights(directory); });
   if (!refusal.empty()) {
@@ -300,7 +300,7 @@ TEST_P(HfFaultTest, TheFolderHoldsOneModelOrNone) {
     disk.recover();
 
     const auto found = find_hf_generation(directory);
-    if (!found && scenario.bytes_before > 0) {  // the new model is all there, out of sight
+    if (!found && scenario.bytes_before > 0) {  // the new model is complete, but hidden
       EXPECT_TRUE(hf_save_was_cut_short(directory));
     }
     if (failure.empty()) {
@@ -351,7 +351,7 @@ TEST(Faults, RanksThatWriteHuggingFaceFilesFailTogether) {
         ASSERT_THAT(failures[0], HasSubstr(directory));
         ASSERT_THAT(failures[0], HasSubstr(std::strerror(error)));
       }
-      // What was written is kept where nothing else is left, and only there.
+      // The hidden files are kept if there is no other model, and only then.
       if (found != 2) {
         ASSERT_EQ(hf_save_was_cut_short(directory), !found) << failures[0];
       }
@@ -426,7 +426,7 @@ TEST(Faults, WhatCannotBeReadNowIsNoReasonToTakeAnOlderStep) {
         });
         SCOPED_TRACE(std::string(name) + ", " + std::strerror(error) + ", " + std::to_string(static_cast<int>(call)));
         ASSERT_EQ(failures[0], failures[1]);
-        if (failures[0].empty()) {  // nobody needs that call
+        if (failures[0].empty()) {  // the load does not need that call
           ASSERT_EQ(found, (Mark{2, 0}));
           continue;
         }

@@ -10,8 +10,8 @@
 
 namespace megashard::testing {
 
-/// Which save it was: steps are saved again, with other bytes. Every fifth iteration has 17 MiB:
-/// more than two blocks of block_writer.h from one rank, and more than one from each of two.
+/// Identifies a save: a step that is saved again has other bytes. Every fifth iteration has 17 MiB: more than two
+/// blocks of block_writer.h from one rank, and more than one from each of two.
 struct Mark {
   int64_t iteration = 0;
   int64_t generation = 0;
@@ -19,12 +19,12 @@ struct Mark {
   friend auto operator<=>(const Mark&, const Mark&) = default;
 };
 
-/// Saves tensors and values all of whose bytes follow from the mark. With a saver, beside a
-/// training that changes the tensors meanwhile; returns when the step is there all the same.
+/// Saves tensors and values whose bytes all follow from the mark. With a saver: saves while training changes the
+/// tensors, and returns when the step is complete.
 void save_known_step(const std::string& directory, Mark mark, const ProcessGroupPtr& group,
                      const SaveOptions& options = {}, AsyncSaver* saver = nullptr);
-/// Loads what find_step finds and compares every byte with what its mark says; throws when one
-/// differs. Nothing: there is no step.
+/// Loads the step that find_step finds and compares every byte with the expected one. Throws if a byte differs. nullopt
+/// if there is no step.
 std::optional<Mark> load_known_step(const std::string& directory, const ProcessGroupPtr& group,
                                     const FindOptions& options = {});
 

@@ -1,8 +1,8 @@
-// Saves known steps without end, one process a rank, for test_kills.py to kill.
-// save_loop FOLDER RANK WORLD FILE FORMAT sync|async: the ranks meet in FILE. They read every byte
-// of what a reader finds in FOLDER, and go on from there, saving in FORMAT; the first rank writes
-// "found ITERATION GENERATION" (0 0: nothing) and after each save "saved ITERATION GENERATION". It
-// ends with an error message when a step that can be seen is damaged.
+// Saves known steps endlessly, one process for each rank. test_kills.py kills it.
+// save_loop FOLDER RANK WORLD FILE FORMAT sync|async: the ranks meet in FILE. They read every byte of the step that
+// find_step finds in FOLDER, continue from there and save in FORMAT. The first rank prints "found ITERATION GENERATION"
+// (0 0: none), and after each save "saved ITERATION GENERATION". Exits with an error message if a visible step is
+// damaged.
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 namespace megashard::testing {
 namespace {
 
-void print_line(const std::string& text) {  // at once, whatever comes next
+void print_line(const std::string& text) {  // without buffering
   const auto line = text + "\n";
   TORCH_CHECK(::write(STDOUT_FILENO, line.data(), line.size()) == static_cast<ssize_t>(line.size()));
 }
@@ -40,7 +40,7 @@ void run(const std::string& folder, int rank, int world, const std::string& meet
       .format = format, .retention = {.most_recent = 2}, .plans = std::make_shared<SavePlanCache>()};
   AsyncSaver saver(group);
   while (true) {
-    // Some steps are saved again, as when a run was set back.
+    // Saves some steps again, as if the run had been set back.
     const bool again = mark.iteration % 3 == 1 && mark.generation < 2;
     mark = again ? Mark{mark.iteration, mark.generation + 1} : Mark{mark.iteration + 1, 0};
     save_known_step(folder, mark, group, saving, beside_training ? &saver : nullptr);

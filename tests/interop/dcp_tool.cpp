@@ -1,11 +1,10 @@
-// Saves and loads torch_dcp checkpoints over ranks as threads, for test_dcp.py. dcp_tool ...
+// Saves and loads torch_dcp checkpoints, with ranks as threads, for test_dcp.py. dcp_tool ...
 //
 // - save FOLDER RANKS REPLICAS: tensors that test_dcp.py knows, sharded over RANKS / REPLICAS.
-// - save_dist FOLDER RANKS 1: tensors that test_torch_dist.py knows, in that format.
-// - save_tp FOLDER RANKS TP: three tensors, by FSDP over pieces that TP ranks share.
-// - load FOLDER RANKS OUT: every tensor's shards to OUT/rank<r>.safetensors, values to
-//   OUT/values.pt.
-// - copy FOLDER RANKS OUT: the same, saved again as OUT/iter_0000010.
+// - save_dist FOLDER RANKS 1: tensors that test_torch_dist.py knows, in torch_dist format.
+// - save_tp FOLDER RANKS TP: three tensors, sharded by FSDP over pieces that TP ranks share.
+// - load FOLDER RANKS OUT: every tensor's shards to OUT/rank<r>.safetensors, values to OUT/values.pt.
+// - copy FOLDER RANKS OUT: loads, and saves again as OUT/iter_0000010.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

@@ -1,5 +1,5 @@
-// Writes what our data pipeline yields for a JSON list of cases, as a flat file of int64 values,
-// for test_data_order.py to compare with megatron-core. Usage: dump_samples CASES.json OUT
+// Writes the samples of our data pipeline for a JSON list of cases, as a flat file of int64 values; test_data_order.py
+// compares them with megatron-core. Usage: dump_samples CASES.json OUT
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/diag.h>
@@ -62,7 +62,7 @@ DataOptions data_options(const json& item) {
           .test_samples = samples_of(item, 2)};
 }
 
-/// Megatron's mask, which marks what a token does not see.
+/// Megatron's mask, which is true for the tokens that a token cannot see.
 at::Tensor hidden_by(const at::Tensor& document_lengths) {
   if (!document_lengths.defined()) return {};
   const at::Tensor hidden = at::ones({document_lengths.sum().item<int64_t>()}, at::kBool).diag().logical_not();
@@ -101,7 +101,7 @@ void dump_tokens(const SampleDataset& dataset, int64_t index, int64_t length, Ou
   out.put(batch.labels().const_data_ptr<int64_t>()[length - 1]);
 }
 
-// Per split: the number of samples (-1: no such split), then the tokens of the first `limit`.
+// For each split: the number of samples (-1: no such split), then the tokens of the first `limit` samples.
 void dump_datasets(const json& item, Output& out) {
   const megashard::DataSplits splits = megashard::build_datasets(data_options(item));
   for (const auto& dataset : {splits.train, splits.valid, splits.test}) {
@@ -117,7 +117,7 @@ void dump_datasets(const json& item, Output& out) {
   }
 }
 
-// The first `batches` microbatches, each as its length and its indices; -1 ends them early.
+// The first `batches` micro batches, each as its length and its indices. -1 if there are fewer.
 void dump_sampler(const json& item, Output& out) {
   const bool cyclic = item.at("sampler") == "cyclic";
   const auto sampler =

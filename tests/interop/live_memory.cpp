@@ -18,7 +18,7 @@ struct Account {
 
 thread_local Account* of_this_thread = nullptr;
 Account& account() {
-  static auto* of_process = new Account;  // leaked, as all of them: tensors outlive threads
+  static auto* of_process = new Account;  // leaked, like all accounts: tensors outlive threads
   return of_this_thread == nullptr ? *of_process : *of_this_thread;
 }
 

@@ -1,8 +1,8 @@
-// For each DIR of the command line: builds the model of DIR/config.json (or of the flags in
-// DIR/flags.json, a list of lists), loads DIR/*.safetensors, runs DIR/input.bin (safetensors: tokens,
-// labels [B, T] int64, and position_ids and token_mask if wanted) and writes DIR/output.bin
-// (safetensors): logits, loss [B, T], zeros where the mask is, and grad.NAME of the loss's mean for
-// every parameter. With --each first, errors go to DIR/error.txt and what is told to DIR/told.txt.
+// For each DIR of the command line: builds the model of DIR/config.json (or of the flags in DIR/flags.json, a list of
+// lists), loads DIR/*.safetensors and runs DIR/input.bin (safetensors: tokens, labels [B, T] int64, optional
+// position_ids and token_mask). Writes DIR/output.bin (safetensors): logits, loss [B, T] (zero at masked tokens), and
+// grad.NAME of the mean loss for every parameter. With --each as the first argument, errors go to DIR/error.txt and
+// diagnostics to DIR/told.txt.
 #include <ATen/core/grad_mode.h>
 
 #include <fstream>
@@ -75,12 +75,12 @@ void run(const std::string& dir, const megashard::DiagnosticSink& sink) {
   input.set(megashard::kLabels, file.tensor("labels"));
   const megashard::ModelOutput output = (*model)(input);
   at::Tensor each = output.token_losses;
-  for (const megashard::AuxTerm& term : output.aux) each = each + term.value;  // as transformers' mean loss has it
+  for (const megashard::AuxTerm& term : output.aux) each = each + term.value;  // as in transformers' mean loss
   const auto loss = masked(each);
   loss.mean().backward();
   outputs.emplace_back("loss", loss.detach());
   for (const auto& item : model->named_parameters()) {
-    if (item.value().grad().defined())  // text alone leaves a vision tower without
+    if (item.value().grad().defined())  // text alone gives a vision tower no gradient
       outputs.emplace_back("grad." + item.key(), item.value().grad());
   }
   write(dir + "/output.bin", outputs);

@@ -13,13 +13,16 @@ import xml.etree.ElementTree as ElementTree
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEAD = """# Families and strategies
 
-Each dtype of a cell (all: fp32, bf16 and fp16): ten steps of a small random model on 2 or 4 CPU ranks. Every loss is
-within 4e-6 of its value (bf16: 2e-3, fp16: 5e-4) of one rank's run, and of transformers trained by PyTorch. The
-vision-language families (vl) learn conversations with pictures; they have whole layers and no ring. `python3
-tests/interop/strategies_table.py RESULT.xml...` writes this page from the results of
-`tests/interop/test_strategies.py`, which has the settings of each strategy at its top; in fp32, and for FSDP2 in all
-dtypes, they are tests of CI, the rest is slow and runs by `tests/run --slow`. The same tests train on the simulated
-device.
+Read this to see which model family the tests train under which strategy, and in which dtypes.
+
+A cell names the dtypes that pass (all: fp32, bf16 and fp16). Each test trains a small random model for ten steps on 2
+or 4 CPU ranks. Every loss must be within 4e-6 (bf16: 2e-3, fp16: 5e-4, relative) of a run on one rank, and of
+transformers trained by PyTorch. The vision-language families (vl) train on conversations with pictures; their layers
+are not divided over ranks, and they have no ring.
+
+`tests/interop/test_strategies.py` has the settings of each strategy at its top, and trains on the simulated device,
+too. CI runs fp32, and FSDP2 in all dtypes; `tests/run --slow` runs the rest. `python3
+tests/interop/strategies_table.py RESULT.xml...` writes this page from the results.
 
 """
 

@@ -1,11 +1,10 @@
-// Trains Hugging Face models with megashard and writes what fsdp2_reference.py writes for PyTorch
-// FSDP2; the job file and its fields are described there, and five more are read here:
-// `fsdp2_config`, the text of an FSDP2 file, which the model's own mixin follows instead of `mesh`,
-// `sequence_ranks`, that share each row (Ulysses), `ring` places of them, `expert_ranks`, that share the experts, and
-// `tensor_ranks`, that share the layers.
-// Ranks are threads on the real Gloo backend, or one of a fake group; with MEGASHARD_TEST_DEVICE=sim
-// each has a simulated device.
-// Conversations come by the loader's own functions.
+// Trains Hugging Face models with megashard and writes the same results as fsdp2_reference.py does for PyTorch FSDP2.
+// The job file and its fields are described there. This program reads five more fields: `fsdp2_config` (text of an
+// FSDP2 file, which the model's mixin follows instead of `mesh`), `sequence_ranks` (ranks that share each row,
+// Ulysses), `ring` (size of their ring), `expert_ranks` (ranks that share the experts) and `tensor_ranks` (ranks that
+// share the layers).
+// Ranks are threads on the real Gloo backend, or one rank of a fake group. With MEGASHARD_TEST_DEVICE=sim each has a
+// simulated device. Conversations are read by the data loader's own functions.
 //   train_dump JOB.json
 
 #include <ATen/Functions.h>
@@ -46,14 +45,14 @@ namespace {
 
 using nlohmann::json;
 
-/// What the ranks of one case write together.
+/// The output file that the ranks of one case write together.
 class Results {
  public:
   void put(const std::string& name, const at::Tensor& value) {
     const std::scoped_lock lock(mutex_);
     tensors_[name] = value.detach().cpu().clone();
   }
-  /// `local`, which lies in a whole tensor where `piece` does.
+  /// Writes `local` to its place in the whole tensor, which `piece` gives.
   void put_piece(const std::string& name, const ShardedTensor& piece, const at::Tensor& local) {
     const std::scoped_lock lock(mutex_);
     auto& whole = tensors_[name];
@@ -89,7 +88,7 @@ class Results {
  private:
   std::mutex mutex_;
   std::map<std::string, at::Tensor> tensors_;
-  std::map<std::string, std::set<std::string>> dtypes_;  // of collectives, parameters and state
+  std::map<std::string, std::set<std::string>> dtypes_;  // dtypes of collectives, parameters and state
 };
 
 std::optional<at::ScalarType> dtype_of(const json& name) {
@@ -157,7 +156,7 @@ NamedTensors parameters_of(const torch::nn::Module& model) {
   return found;
 }
 
-/// Neighbours that share each row.
+/// The neighbouring ranks that share each row.
 SequenceShard sequence_ranks(const json& job, const ProcessGroupPtr& sharding) {
   const int ranks = job.value("sequence_ranks", 1);
   if (ranks == 1) return {};
@@ -166,7 +165,7 @@ SequenceShard sequence_ranks(const json& job, const ProcessGroupPtr& sharding) {
   return share_sequences(sharding->subgroup(members, "sequence"), job.value("ring", 1));
 }
 
-/// `loss_scale` of the job.
+/// The job's `loss_scale`.
 struct Scaling {
   Scaling(const json& job, c10::Device device) {
     if (job.value("loss_scale", json()).is_null()) return;
@@ -180,7 +179,7 @@ struct Scaling {
   std::optional<GradScaler> scaler;
 };
 
-/// Rows of `batches`, or as many conversations a step.
+/// Rows of `batches`, or the same number of conversations for each step.
 class JobData {
  public:
   explicit JobData(const json& job) {
@@ -220,7 +219,7 @@ class JobData {
   std::unique_ptr<ConversationDataset> conversations_;
 };
 
-/// What this rank's tensors take, where the job asks for it.
+/// Bytes of this rank's tensors, if the job asks for them.
 class StepMemory {
  public:
   explicit StepMemory(const json& job) : counts_(job.contains("count_memory")) {
@@ -284,7 +283,7 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
     if (scaling.overflows.contains(step) && world->rank() % shape.back() == shape.back() - 1)
       parameters.front().second.mutable_grad().fill_(std::numeric_limits<double>::infinity());
     for (const auto& [name, parameter] : parameters) {
-      if (!parameter.grad().defined()) continue;  // never on the way from tokens to logits
+      if (!parameter.grad().defined()) continue;  // not used between tokens and logits
       results.saw_dtype("gradient", parameter.grad().scalar_type());
       if (step == 0 && !memory.counts()) results.put_piece("grad." + name, sharded_view(parameter), parameter.grad());
     }
@@ -306,7 +305,7 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
   for (const auto& [name, piece] : optimizer->sharded_state_dict()) {
     results.saw_dtype("optimizer_state", piece.local.scalar_type());
   }
-  int64_t gathered_bytes = 0;  // gathers move bytes: their dtype shows in the size only
+  int64_t gathered_bytes = 0;  // all-gathers move bytes: only the size shows their dtype
   for (const auto& call : calls) {
     results.saw_dtype(call.numel == 1 ? "scalar_" + call.operation : call.operation, call.dtype);
     if (call.operation == "all_gather") gathered_bytes += call.numel * c10::elementSize(call.dtype);

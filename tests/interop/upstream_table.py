@@ -22,16 +22,17 @@ TITLES = {"Ascend/MindSpeed-MM": "scripts and configurations of FSDP2, legacy an
 HEAD = """\
 # Upstream's own files
 
-Which launch scripts and configurations of MindSpeed-MM, ROLL, Megatron-LM and torchtitan run here as they are, on a
-scaled-down model: two ranks of a CPU, two iterations, small numbers of layers, widths, batches and lengths, paths of
-another folder. All other flags, keys and values are upstream's; `tests/golden/upstream_files.json` has them
-(`make_upstream_list.py` reads them from clones). A file runs, or it is refused with the reasons that stand here, which
-are what its user reads. None trains something else in silence: what upstream's file asks for and this program does not
-do is an error, and what changes no numbers is in the run's notices.
+Read this to see whether a launch script or configuration of MindSpeed-MM, ROLL, Megatron-LM or torchtitan runs here
+unchanged.
 
-`PYTHONPATH=tests:launch/preprocess python tests/interop/upstream_table.py` runs all and writes this page;
-`tests/interop/test_paste.py` checks some of its lines. Where data must be prepared first, the program's message has the
-command, which the run then follows.
+Each file was run with a scaled-down model: two CPU ranks, two iterations, fewer layers, smaller widths, batches and
+lengths, other paths. All other flags, keys and values are upstream's; `tests/golden/upstream_files.json` has them
+(`make_upstream_list.py` reads them from clones). A file runs, or it is refused with the messages below, which its user
+sees. A request that this program cannot fulfil is an error; a key that changes no numbers is listed in a notice of the
+run. If data must be prepared first, the program's message has the command; the run then followed it.
+
+`PYTHONPATH=tests:launch/preprocess python tests/interop/upstream_table.py` runs all files and writes this page;
+`tests/interop/test_paste.py` checks some of its lines.
 """
 
 

@@ -25,7 +25,7 @@ using testing::Optional;
 using testing::StartsWith;
 using testing::ThrowsMessage;
 
-/// A directory with a small config.json, the last fields from the test.
+/// A directory with a small config.json. The test gives its last fields.
 class HfFolder {
  public:
   explicit HfFolder(const std::string& model_type, const std::string& fields) {
@@ -169,7 +169,7 @@ TEST(HfConfig, Gemma3) {
   ASSERT_TRUE(config.sliding_rotary);
   EXPECT_EQ(config.sliding_rotary->theta, 300);
   EXPECT_EQ(config.sliding_rotary->kind, RotaryConfig::Kind::kDefault);
-  EXPECT_THAT(config.pad_token_id, Optional(0));  // Gemma3TextConfig's own
+  EXPECT_THAT(config.pad_token_id, Optional(0));  // Gemma3TextConfig's default
 }
 
 Arguments with_flags(const std::filesystem::path& hf_model,
@@ -211,7 +211,7 @@ TEST(Contradiction, AllAreTold) {
 }
 
 TEST(Contradiction, NullTokenizerAddsTheEndOfDocuments) {
-  const HfFolder folder("llama", "");  // of 1000 tokens
+  const HfFolder folder("llama", "");  // vocabulary of 1000
   const auto say = [&](const char* tokenizer, const char* size) {
     return contradictions(folder.config(),
                           with_flags(folder.path(), {{"--tokenizer-type", {tokenizer}}, {"--vocab-size", {size}}}));
@@ -267,7 +267,7 @@ TEST(HfModel, ArgumentsShowItsNetwork) {
   take_network_from_hf_model(tied, [](auto, const auto&) {});
   EXPECT_FALSE(tied.untie_embeddings_and_output_weights);
   EXPECT_EQ(tied.init_method_std, 0.5);
-  const DecoderConfig built = decoder_config(tied);  // from what was taken: the same model
+  const DecoderConfig built = decoder_config(tied);  // built from the parsed arguments: the same model
   EXPECT_TRUE(built.tie_word_embeddings);
   EXPECT_EQ(built.init_std, 0.5);
 }

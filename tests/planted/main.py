@@ -4,7 +4,7 @@ notices.
 Each fault of tests/planted leaves out or moves one wait, event, stream scope, held buffer or free, or computes
 something wrong. Its tests then run on the simulated device or the CPU; it is caught if the device finds something or a
 test fails. The tree must be built. The last line is `N planted, N caught`; exit code 1 if one is missed or no longer
-fits its file. docs/planted_faults.md has a table of them. """
+fits its file. docs/planted_faults.md says how it works. """
 
 import argparse
 import concurrent.futures
@@ -40,7 +40,7 @@ def parse():
     parser.add_argument("--sample", action="store_true", help="some faults of every kind, for CI")
     parser.add_argument("--list", action="store_true", help="names alone")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side (2)")
-    parser.add_argument("--table", action="store_true", help="also a table for docs/planted_faults.md")
+    parser.add_argument("--table", action="store_true", help="also a table of the faults and what caught each")
     return parser.parse_args()
 
 

@@ -9,10 +9,10 @@
 namespace megashard::testing {
 
 struct Heads {
-  at::Tensor q, k, v;  ///< [B, T, heads, D], of k and v a divisor of q's heads
+  at::Tensor q, k, v;  ///< [B, T, heads, D]; the number of heads of k and v divides that of q
 };
 
-/// Attention by the formula in the heads' dtype; seen [T, T]: which keys each query sees.
+/// Attention by the formula, in the dtype of the heads. seen [T, T]: the keys that each query sees.
 inline at::Tensor attention_by_formula(const Heads& x, const at::Tensor& seen, std::optional<double> scale) {
   const auto heads_first = [&](const at::Tensor& each) {
     return each.transpose(1, 2).repeat_interleave(x.q.size(2) / each.size(2), 1);

@@ -9,8 +9,7 @@ namespace megashard::testing {
 
 using Events = std::vector<std::string>;
 
-/// A root with one weight after units a, b, c, ... of one weight each; the units are children of
-/// the root, and each has weights of its own.
+/// Units a, b, c, ... with one weight each, then a root with its own weight. The units are children of the root.
 struct Chain {
   explicit Chain(int depth = 3, int64_t width = 6) : width(width), root({{width, width}}, linear) {
     for (int i = 0; i < depth; ++i) {
@@ -42,8 +41,8 @@ struct Chain {
     events.clear();
     loss.backward();
   }
-  /// Since the last forward or backward: gathers and ends of backward, which say when parameters
-  /// are full. The root is called Formula.
+  /// Gathers and ends of backward since the last forward or backward: they show when parameters are unsharded. The root
+  /// is called Formula.
   Events gathers_and_post_backwards() const {
     Events kept;
     for (const auto& event : events) {

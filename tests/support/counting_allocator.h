@@ -6,7 +6,7 @@
 
 namespace megashard::testing {
 
-/// Counts the bytes that tensors hold, until stop. For tests of one thread.
+/// Counts the bytes that tensors hold, until stop(). For tests of one thread.
 class CountingAllocator final : public ObservedAllocator {
  public:
   void reset_peak() { peak_ = live_; }

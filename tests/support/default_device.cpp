@@ -16,12 +16,12 @@ namespace megashard::testing {
 namespace {
 
 c10::DeviceType default_type = c10::kCPU;
-thread_local int made_on_the_host = 0;  // how many MadeOnTheHost live
+thread_local int made_on_the_host = 0;  // number of live MadeOnTheHost objects
 
 enum class Origin { kLibrary, kLibTorch, kHostOnly, kTest, kProduct };
 
-/// Whose code an address is. kHostOnly: LibTorch's functions that write the new tensor's elements
-/// on the host.
+/// The code that an address belongs to. kHostOnly: functions of LibTorch that write the new tensor's elements on the
+/// host.
 Origin origin_of(void* address) {
   Dl_info info{};
   if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return Origin::kLibrary;
@@ -30,7 +30,7 @@ Origin origin_of(void* address) {
   const char* symbol = info.dli_sname == nullptr ? "" : info.dli_sname;
   const char* values = "_ZN2at6tensorEN3c108ArrayRef";  // at::tensor(values)
   if (std::strncmp(symbol, values, std::strlen(values)) == 0) return Origin::kHostOnly;
-  // Inline functions of LibTorch that the product calls too: whoever calls them counts.
+  // Inline functions of LibTorch, which the product calls, too: their caller decides.
   for (const char* inlined : {"_ZN2at", "_ZN3c10", "_ZN5torch", "_ZNK2at", "_ZNK3c10"}) {
     if (std::strncmp(symbol, inlined, std::strlen(inlined)) == 0 && std::strncmp(file, "libtorch", 8) != 0)
       return Origin::kLibrary;
@@ -41,7 +41,7 @@ Origin origin_of(void* address) {
 }
 
 struct Walk {
-  bool past_dispatcher = false;  // this file's frames come first, then the dispatcher's
+  bool past_dispatcher = false;  // the first frames are this file's, then the dispatcher's
   Origin origin = Origin::kLibrary;
 };
 

@@ -4,12 +4,12 @@
 
 namespace megashard::testing {
 
-/// From here on, tensors that the test program's own code makes without naming a device are made on
-/// the calling thread's `type`, as after torch.set_default_device(). What libmegashard makes stays
-/// where it says: it is the code under test.
+/// Makes the calling thread's `type` the device of tensors that the test program's own code creates without naming a
+/// device, as torch.set_default_device(). Tensors that libmegashard creates keep their device: that is the code under
+/// test.
 void set_default_device_of_tests(c10::DeviceType type);
 
-/// While one lives, what this thread makes is on the CPU: data that are read on the host.
+/// While an object of this class lives, this thread creates tensors on the CPU: for data that are read on the host.
 class MadeOnTheHost {
  public:
   MadeOnTheHost();

@@ -10,14 +10,14 @@
 
 namespace megashard {
 
-/// Keeps what a function told its sink.
+/// Keeps the messages that a function sends to its sink.
 struct CollectedDiagnostics {
   std::vector<std::pair<Severity, std::string>> all;
 
   DiagnosticSink sink() {
     return [this](Severity severity, const std::string& message) { all.emplace_back(severity, message); };
   }
-  /// All messages, one a line.
+  /// All messages, one in a line.
   std::string text() const {
     std::string lines;
     for (const auto& [severity, message] : all) lines += message + "\n";
@@ -25,7 +25,7 @@ struct CollectedDiagnostics {
   }
 };
 
-/// The message of the UsageError that `call` throws; fails the test when it throws none.
+/// The message of the UsageError that `call` throws. Fails the test if it throws none.
 template <class F>
 std::string usage_error(F&& call) {
   try {

@@ -18,7 +18,7 @@
 
 namespace megashard::testing {
 
-/// Normal numbers that depend on the seed alone: the same on every rank.
+/// Normally distributed values that depend on the seed only: the same on every rank.
 inline at::Tensor fixed(at::IntArrayRef sizes, uint64_t seed) {
   auto generator = at::detail::createCPUGenerator(seed);
   return at::randn(sizes, generator);
@@ -32,23 +32,23 @@ inline DeviceMeshPtr two_by_two(const ProcessGroupPtr& world) {
   return std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2}, std::vector<std::string>{"replicate", "shard"});
 }
 
-/// One rank in the dimension that shards, as replicate of torch.distributed.
+/// A mesh with one rank in the shard dimension, as replicate of torch.distributed.
 inline DeviceMeshPtr replicas_only(const ProcessGroupPtr& world) {
   return std::make_shared<DeviceMesh>(world, std::vector<int>{world->size(), 1},
                                       std::vector<std::string>{"replicate", "shard"});
 }
 
-/// A seed of its own for each step and rank.
+/// A different seed for each step and rank.
 inline uint64_t data_seed(uint64_t step, const ProcessGroup& world) {
   return 100 + 10 * step + static_cast<uint64_t>(world.rank());
 }
 
-/// All ranks in one dimension, and nothing full between forward and backward.
+/// All ranks in one dimension; every unit reshards after forward.
 inline FullyShardOptions resharding(const ProcessGroupPtr& world) {
   return {.mesh = flat_mesh(world), .reshard_after_forward = true};
 }
 
-/// This rank's part of a whole tensor, cut as the parameter is, along whatever dimensions.
+/// This rank's part of a whole tensor, sharded as the parameter is, along any dimensions.
 inline at::Tensor part_like(const at::Tensor& whole, const at::Tensor& parameter) {
   const auto view = sharded_view(parameter);
   at::Tensor part = whole.detach();
@@ -69,7 +69,7 @@ using Weights = std::vector<at::Tensor>;
 using Body = std::function<at::Tensor(const Weights& w, at::Tensor x)>;
 using Sizes = std::vector<std::vector<int64_t>>;
 
-/// The commonest body: one weight, no bias.
+/// The most common body: one weight, no bias.
 inline at::Tensor linear(const Weights& w, at::Tensor x) { return at::linear(x, w[0]); }
 
 /// A module whose forward is a function of its parameters w0, w1, ... and one input.
@@ -87,16 +87,16 @@ struct FormulaImpl : torch::nn::Module {
 };
 using Formula = Hooked<FormulaImpl>;
 
-/// The same formula with the same weights, plain and as a unit of fully_shard over `mesh`; where
-/// the policy has a param_dtype, the plain one is of that dtype.
+/// The same formula with the same weights, plain and as a unit of fully_shard over `mesh`. If the policy has a
+/// param_dtype, the plain one has that dtype.
 struct Twins {
   Twins(const Sizes& sizes, const Body& body, const FullyShardOptions& options)
       : plain(sizes, body, options.mixed_precision.param_dtype.value_or(at::kFloat)), unit(sizes, body) {
     fully_shard(unit, options);
   }
 
-  /// The unit's gradients are this rank's rows of the plain ones. For inputs that are the same on
-  /// all ranks, of which there are a power of two: their average is exact.
+  /// Expects the unit's gradients to be this rank's rows of the plain ones. Inputs must be the same on all ranks and
+  /// the number of ranks a power of two: then averages are exact.
   void expect_equal_gradients() {
     for (size_t i = 0; i < plain.w.size(); ++i) {
       ASSERT_EQ(unit.w[i].grad().defined(), plain.w[i].grad().defined()) << "w" << i;
@@ -106,7 +106,7 @@ struct Twins {
       EXPECT_TRUE(at::equal(unit.w[i].grad(), expected.to(unit.w[i].scalar_type()))) << "w" << i;
     }
   }
-  /// Its parameters hold local rows.
+  /// Expects parameters to hold local rows.
   void expect_sharded() {
     for (const auto& w : unit.w) EXPECT_EQ(w.sizes(), sharded_view(w).local.sizes());
   }

@@ -6,7 +6,8 @@
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  // testing::TempDir() of its own for each process: a suite runs beside itself in another order of its tests.
+  // A separate testing::TempDir() for each process: a suite also runs in parallel with itself, with its tests in
+  // another order.
   const megashard::TemporaryFolder folder;
   ::setenv("TEST_TMPDIR", folder.path().c_str(), /*replace=*/1);
   if (megashard::testing::on_simulated_device()) megashard::testing::run_on_simulated_device();

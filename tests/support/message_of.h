@@ -5,7 +5,7 @@
 
 namespace megashard::testing {
 
-/// The message of what `call` throws, without a stack; fails the test when it throws nothing.
+/// The message of the exception that `call` throws, without a stack. Fails the test if it throws nothing.
 std::string message_of(const std::function<void()>& call);
 
 }  // namespace megashard::testing

@@ -1,4 +1,4 @@
-// A plain model and a sharded one with the same weights, and steps of both.
+// A plain and a sharded model with the same weights, and training steps of both.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ inline at::Tensor input_of(uint64_t step, const ProcessGroup& world) {
   return fixed({4, 6}, data_seed(step, world)) * 0.3;
 }
 
-/// Some steps of the plain chain and of the sharded one, bit for bit or within `tolerance`.
+/// Trains the plain and the sharded chain for some steps; compares them bit for bit or within `tolerance`.
 inline void expect_chain_parity(Chain& plain, Chain& chain, ProcessGroup& world, double tolerance = 0) {
   for (uint64_t step = 0; step < 3; ++step) {
     plain.root.zero_grad();

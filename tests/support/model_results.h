@@ -4,7 +4,7 @@
 
 namespace megashard::testing {
 
-/// A batch of two columns; undefined labels are left out.
+/// A batch of two columns. Omits undefined labels.
 inline Batch tokens_and_labels(const at::Tensor& tokens, const at::Tensor& labels = {}) {
   Batch batch;
   batch.set(kTokens, tokens);
@@ -12,12 +12,12 @@ inline Batch tokens_and_labels(const at::Tensor& tokens, const at::Tensor& label
   return batch;
 }
 
-/// This rank's rows of a batch with whole sequences, prepared and on `device`, as TrainStep makes them.
+/// This rank's rows of a batch with whole sequences, prepared and on `device`, as in TrainStep.
 inline Batch rows_on(const MultiModalModule& model, Batch whole, c10::Device device) {
   return rows_of_rank(to_device(model.prepared(std::move(whole)), device));
 }
 
-/// Logits of a batch without labels; else the tokens' losses, each with all aux terms.
+/// Logits of a batch without labels; else the losses of the tokens, with all aux terms added to each.
 inline at::Tensor result_of(MultiModalModule& model, Batch input) {
   const ModelOutput output = model(std::move(input));
   if (output.logits.defined()) return output.logits;

@@ -9,9 +9,9 @@
 
 namespace megashard::testing {
 
-/// Takes the CPU allocator's place and tells of each block. Leak it: it must outlive every tensor it made. oneDNN's
-/// buffers have no other context than their begin and are freed by the allocator of that time, so a block may come from
-/// before this one, and one of its own may be freed behind its back.
+/// Replaces the CPU allocator and reports each block. Leak it: it must outlive every tensor that it allocated. oneDNN
+/// identifies its buffers by their address only and frees them with the allocator that is current then. So this
+/// allocator may free an older block, and another may free one of its blocks without notice.
 class ObservedAllocator : public c10::Allocator {
  public:
   using Freed = std::function<void()>;
@@ -26,7 +26,7 @@ class ObservedAllocator : public c10::Allocator {
     if (begin == nullptr) return data;
     const std::scoped_lock lock(blocks().mutex);
     Block& block = blocks().by_begin[begin];
-    (void)block.data.release_context();  // of one that was freed behind stop()
+    (void)block.data.release_context();  // stale: another allocator freed this block after stop()
     block = {std::move(data), std::move(freed)};
     return {begin, begin, &release, c10::kCPU};
   }
@@ -34,7 +34,7 @@ class ObservedAllocator : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t bytes) const final { default_copy_data(to, from, bytes); }
 
  protected:
-  /// What it returns is called when the block is freed.
+  /// Returns the function to call when the block is freed.
   virtual Freed allocated(size_t bytes) = 0;
 
  private:

@@ -9,8 +9,7 @@
 
 namespace megashard::testing {
 
-/// The gradients of a plain model on this rank's data become their average over all ranks, as
-/// DistributedDataParallel makes it; each tensor once.
+/// Averages the gradients of a plain model over all ranks, as DistributedDataParallel does. Handles each tensor once.
 inline void average_gradients(const torch::nn::Module& plain, ProcessGroup& world) {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& parameter : plain.parameters()) {
@@ -19,26 +18,26 @@ inline void average_gradients(const torch::nn::Module& plain, ProcessGroup& worl
   }
 }
 
-/// Weights that depend on the seed alone: LibTorch's own initialisation differs from rank to rank.
+/// Sets weights that depend on the seed only. LibTorch's own initialisation differs from rank to rank.
 inline void fill_weights(const torch::nn::Module& module, uint64_t seed = 1) {
   for (const auto& item : module.named_parameters()) item.value().set_data(fixed(item.value().sizes(), seed++) * 0.3);
 }
 
-/// Copies all parameters of a model that is not sharded yet.
+/// Copies all parameters. `to` must not be sharded yet.
 inline void copy_weights(const torch::nn::Module& from, const torch::nn::Module& to) {
   const auto source = from.named_parameters();
   for (const auto& item : to.named_parameters()) item.value().set_data(source[item.key()].detach().clone());
 }
 
-/// Every gradient of `model` is this rank's part of the plain model's, bit for bit, or within
-/// `tolerance` of the largest value where the order of additions differs (replicas).
+/// Expects every gradient of `model` to be this rank's part of the plain model's: bit for bit, or within `tolerance` of
+/// the largest value if the order of additions differs (replicas).
 inline void expect_gradients_of(const torch::nn::Module& plain, const torch::nn::Module& model, double tolerance = 0) {
   const auto expected = plain.named_parameters();
   for (const auto& item : model.named_parameters()) {
     const at::Tensor whole = expected[item.key()].grad(), mine = item.value().grad();
     ASSERT_EQ(mine.defined(), whole.defined()) << item.key();
     if (!mine.defined()) continue;
-    const at::Tensor part = part_like(whole, item.value()).to(mine.device());  // offloaded
+    const at::Tensor part = part_like(whole, item.value()).to(mine.device());  // it may be offloaded
     ASSERT_EQ(mine.sizes(), part.sizes()) << item.key();
     EXPECT_EQ(mine.scalar_type(), item.value().scalar_type()) << item.key();
     if (tolerance == 0) {
@@ -49,7 +48,7 @@ inline void expect_gradients_of(const torch::nn::Module& plain, const torch::nn:
   }
 }
 
-/// The same of the weights.
+/// The same for weights.
 inline void expect_weights_of(const torch::nn::Module& plain, const torch::nn::Module& model, double tolerance = 0) {
   const auto expected = plain.named_parameters();
   for (const auto& item : model.named_parameters()) {
@@ -63,15 +62,15 @@ inline void expect_weights_of(const torch::nn::Module& plain, const torch::nn::M
   }
 }
 
-/// No parameter is gathered.
+/// Expects that no parameter is unsharded.
 inline void expect_sharded(const torch::nn::Module& model) {
   for (const auto& item : model.named_parameters()) {
-    const auto now = item.value().sizes().vec();  // before sharded_view, which frees
+    const auto now = item.value().sizes().vec();  // read before sharded_view, which reshards
     EXPECT_EQ(now, sharded_view(item.value()).local.sizes().vec()) << item.key();
   }
 }
 
-/// w -= rate * w.grad, on whatever rows there are.
+/// w -= rate * w.grad, for the rows that this rank has.
 inline void descend(const torch::nn::Module& model, double rate = 0.01) {
   const c10::NoGradGuard no_grad;
   std::unordered_set<const c10::TensorImpl*> seen;

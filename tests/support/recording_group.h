@@ -16,11 +16,11 @@ struct CollectiveCall {
   /// "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "shift", "allocate"
   std::string operation;
   at::ScalarType dtype;
-  int64_t numel;                 ///< of the input
-  ReduceOp op = ReduceOp::kSum;  ///< of reductions
+  int64_t numel;                 ///< numel of the input
+  ReduceOp op = ReduceOp::kSum;  ///< reductions only
 };
 
-/// A rank's group that notes what moves through it; the log is the rank's own and outlives it.
+/// A process group that records this rank's collectives. The log belongs to the rank and outlives the group.
 class RecordingGroup : public ProcessGroup {
  public:
   RecordingGroup(ProcessGroupPtr inner, std::vector<CollectiveCall>& log)
@@ -75,7 +75,7 @@ inline int64_t count(const std::vector<CollectiveCall>& calls, const std::string
   return std::count_if(calls.begin(), calls.end(), [&](const auto& call) { return call.operation == operation; });
 }
 
-/// A mesh over `world` whose groups record.
+/// A mesh over `world` whose groups record their collectives.
 inline DeviceMeshPtr recording_mesh(const ProcessGroupPtr& world, const std::vector<int>& shape,
                                     const std::vector<std::string>& names, std::vector<CollectiveCall>& log) {
   const DeviceMesh plain(world, shape, names);

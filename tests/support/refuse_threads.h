@@ -4,8 +4,8 @@
 
 namespace megashard::testing {
 
-/// From here on this process, a death test's, can start no thread: each asks for a stack of 128 TiB,
-/// which is all of the address space.
+/// From now on this process, which is a death test's, can start no thread: each thread asks for a stack of 128 TiB, the
+/// whole address space.
 inline void refuse_threads() {
   pthread_attr_t attributes;
   ::pthread_attr_init(&attributes);

@@ -24,8 +24,7 @@ namespace megashard::testing {
 
 namespace {
 
-// A rank that computes for ever cannot be stopped: past the deadline and this, the test program
-// ends.
+// A rank in an endless computation cannot be stopped: the test program ends this long after the deadline.
 constexpr auto kGrace = std::chrono::seconds(20);
 
 struct Outcome {
@@ -45,7 +44,7 @@ void run_rank(int rank, const MakeGroup& make_group, const RankBody& body, Outco
     if (!outcome.first_failure) outcome.first_failure = "rank " + std::to_string(rank) + ": " + message;
   };
   try {
-    // Noted before the group goes, so that the ranks whose connections that closes come second.
+    // Recorded before the group is destroyed: that closes connections, so that the other ranks fail, too, but later.
     const ProcessGroupPtr world = make_group(rank);
     try {
       body(world);

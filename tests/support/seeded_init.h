@@ -6,8 +6,8 @@
 
 namespace megashard::testing {
 
-/// First values by a generator of its own. The default one is shared by ranks that are threads, and the simulated
-/// device borrows it for operators that may draw.
+/// Initialises weights with a separate generator. Ranks that are threads share the default one, and the simulated
+/// device borrows it for operators that may draw random numbers.
 inline void init_weights(WeightInitMixin& model, uint64_t seed) {
   at::Generator own = at::globalContext().defaultGenerator(at::kCPU).clone();
   own.set_current_seed(seed);

@@ -13,7 +13,7 @@
 namespace megashard::testing {
 namespace {
 
-/// Each test fails by what the device found in it; at the end, says how much was checked.
+/// Fails each test in which the device found an error. At the end it prints how much was checked.
 class FindingsListener final : public ::testing::EmptyTestEventListener {
   void OnTestEnd(const ::testing::TestInfo&) override {
     for (const std::string& finding : simulated_cuda().take_findings()) ADD_FAILURE() << finding;

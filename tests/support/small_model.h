@@ -12,8 +12,7 @@
 
 namespace megashard::testing {
 
-/// x + down(gelu(up(norm(x)))) with `hidden` rows in between; uneven sizes on purpose where a test
-/// asks for them.
+/// x + down(gelu(up(norm(x)))) with `hidden` channels in between. Some tests choose uneven sizes on purpose.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(int64_t width, int64_t hidden)
       : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
@@ -25,7 +24,7 @@ struct BlockImpl : torch::nn::Module {
   torch::nn::Linear up, down;
 };
 
-/// `depth` blocks and a head; the blocks' type is Hooked<BlockImpl>, so that each can be a unit.
+/// `depth` blocks and a head. The blocks are Hooked<BlockImpl>, so that each can be a unit.
 struct StackImpl : torch::nn::Module {
   StackImpl(int depth, int64_t width, int64_t hidden) {
     torch::nn::ModuleList list;
@@ -46,7 +45,7 @@ struct StackImpl : torch::nn::Module {
 };
 using Stack = Hooked<StackImpl>;
 
-/// fully_shard on every block, then on the root.
+/// Calls fully_shard on every block, then on the root.
 inline void shard_stack(Stack& model, const FullyShardOptions& options) {
   for (auto& block : model.blocks) fully_shard(*block, options);
   fully_shard(model, options);

@@ -23,7 +23,7 @@ int64_t share_of(int64_t features, const char* which, const char* layer, const D
   return features / mesh->size(0);
 }
 
-/// Draws torch::nn::Linear's initial values for the whole layer; each parameter takes its piece.
+/// Draws torch::nn::Linear's initial values of the whole layer; each parameter takes its piece.
 void draw_linear(const at::Tensor& weight, const at::Tensor& bias, int64_t out, int64_t in) {
   const at::NoGradGuard no_grad;
   auto options = at::TensorOptions().dtype(weight.scalar_type());

@@ -10,7 +10,7 @@ namespace megashard {
 
 struct ColumnParallelLinearOptions {
   int64_t in_features = 0;
-  int64_t out_features = 0;  ///< of the whole layer; a multiple of the mesh's ranks
+  int64_t out_features = 0;  ///< of the whole layer; a multiple of the number of the mesh's ranks
   DeviceMeshPtr mesh{};      ///< 1-D
   bool bias = true;
   bool gather_output = false;  ///< true: every rank returns all out_features
@@ -34,7 +34,7 @@ class ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinea
 TORCH_MODULE(ColumnParallelLinear);
 
 struct RowParallelLinearOptions {
-  int64_t in_features = 0;  ///< of the whole layer; a multiple of the mesh's ranks
+  int64_t in_features = 0;  ///< of the whole layer; a multiple of the number of the mesh's ranks
   int64_t out_features = 0;
   DeviceMeshPtr mesh{};  ///< 1-D
   bool bias = true;

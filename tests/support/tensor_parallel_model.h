@@ -19,7 +19,7 @@
 
 namespace megashard::testing {
 
-/// x + down(gelu(up(norm(x)))), cut over `tp` as Megatron's layers are; norm is on every rank.
+/// x + down(gelu(up(norm(x)))), cut over `tp` as Megatron's layers; every rank has the norm.
 struct ParallelMlpImpl : torch::nn::Module {
   ParallelMlpImpl(int64_t width, int64_t hidden, const DeviceMeshPtr& tp)
       : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
@@ -35,7 +35,7 @@ struct ParallelMlpImpl : torch::nn::Module {
 };
 using ParallelMlp = Hooked<ParallelMlpImpl>;
 
-/// Causal attention over x [B, T, width] with heads of 2, which `tp` shares out, then the MLP.
+/// Causal attention over x [B, T, width] with heads of 2 channels, which are divided over `tp`; then the MLP.
 struct ParallelBlockImpl : torch::nn::Module {
   ParallelBlockImpl(int64_t width, int64_t hidden, const DeviceMeshPtr& tp)
       : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
@@ -98,13 +98,12 @@ void shard_units(ParallelStack<Unit>& model, const FullyShardOptions& options) {
   fully_shard(model, options);
 }
 
-/// A tensor-parallel mesh of this rank alone: the same model, not parallel.
+/// A tensor-parallel mesh of only this rank: the same model without tensor parallelism.
 inline DeviceMeshPtr mesh_of_one() {
   return std::make_shared<DeviceMesh>(make_fake_group({.device_type = device_of_tests().type()}), std::vector<int>{1});
 }
 
-/// Gives every parameter its piece of numbers that are the same at any number of ranks, on the
-/// tests' device.
+/// Fills every parameter with its piece of values that are the same at any number of ranks, on the device of tests.
 inline void fill_whole(torch::nn::Module& model, uint64_t seed = 1) {
   model.to(device_of_tests());
   for (auto& item : model.named_parameters()) {
@@ -117,7 +116,7 @@ inline void fill_whole(torch::nn::Module& model, uint64_t seed = 1) {
   }
 }
 
-/// The whole tensor out of all ranks' pieces, each put where its view says; -inf where none lies.
+/// Assembles the whole tensor from all ranks' pieces by their views. -inf if no piece covers a place. Collective.
 inline at::Tensor assembled(const ShardedTensor& piece, ProcessGroup& world) {
   const at::Tensor whole = at::full(piece.global_sizes, -std::numeric_limits<double>::infinity(),
                                     piece.local.options().requires_grad(false));
@@ -130,8 +129,8 @@ inline at::Tensor assembled(const ShardedTensor& piece, ProcessGroup& world) {
   return whole;
 }
 
-/// Equal but for the order of additions, in which a tensor-parallel layer's sums over ranks differ
-/// from the whole layer's.
+/// Expects equal values up to the order of additions: a tensor-parallel layer adds over ranks in another order than the
+/// whole layer.
 inline void expect_near(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   if (actual.numel() == 0) return;

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::message_of;
 
-/// Two interleaved heads of one row each, and a vocabulary of 3 padded to 4.
+/// Two interleaved heads with one row each, and a vocabulary of 3 that is padded to 4.
 WeightLayout small_layout() {
   WeightLayout layout;
   layout.weights.push_back({"qk", {4, 2}, {"q", "k"}, {{0, 0, 0, 1}, {1, 0, 1, 1}, {0, 1, 2, 1}, {1, 1, 3, 1}}, false});
@@ -34,7 +34,7 @@ TensorStream stream_of(std::map<std::string, at::Tensor> tensors) {
   return stream;
 }
 
-/// In host memory, where a stream has its tensors.
+/// In host memory, as the tensors of a stream.
 at::Tensor counting(int64_t first, std::vector<int64_t> sizes) {
   const auto on_host = at::TensorOptions(at::kFloat).device(at::kCPU);
   return at::arange(first, first + sizes[0] * sizes[1], on_host).view(sizes);
@@ -60,7 +60,7 @@ TEST(TensorStream, MegatronsRowsAndBuffers) {
   }
   const auto rows = at::tensor({0, 1, 10, 11, 2, 3, 12, 13}, at::kFloat).view({4, 2});
   const auto words = at::tensor({20, 21, 22, 23, 24, 25, 0, 0}, at::kFloat).view({4, 2});
-  ASSERT_EQ(read.size(), 4U);  // nothing of the embedding, which has no state
+  ASSERT_EQ(read.size(), 4U);  // without the embedding, which has no state
   EXPECT_TRUE(at::equal(read.at("model.qk"), rows));
   EXPECT_TRUE(at::equal(read.at("model.words"), words));
   EXPECT_TRUE(at::equal(read.at("optimizer.state.qk.exp_avg"), rows.add(100)));

@@ -1,5 +1,5 @@
-// Checkpoints of weights whose leading dimensions are cut as one: what is saved are boxes of the
-// whole tensor, so any other sharding reads it (test_fully_shard_block_shard.py).
+// Checkpoints of weights that are sharded over several leading dimensions together. Saved shards are boxes of the whole
+// tensor, so any other sharding can load them (test_fully_shard_block_shard.py).
 
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
@@ -17,8 +17,7 @@ namespace {
 
 const Sizes kExpertSizes{{2, 8, 3}, {5}};
 
-/// What this rank holds of weights that depend on the seed, cut over the first `leading`
-/// dimensions.
+/// This rank's shards of weights that depend on the seed, sharded over the first `leading` dimensions.
 ShardedTensors experts_of(Formula& unit, const ProcessGroupPtr& world, int64_t leading) {
   FullyShardOptions options{.mesh = flat_mesh(world)};
   options.shard_placement_fn = [leading](const at::Tensor& parameter) {
@@ -53,7 +52,7 @@ TEST(FullyShardBlockShard, test_dcp_round_trip) {
 TEST(FullyShardBlockShardExperts, test_checkpoint) {
   TemporaryFolder folder;
   const FormulaImpl expected({{4, 6, 3}}, linear);
-  run_ranks(8, [&](const ProcessGroupPtr& world) {  // two experts to each of two, cut over four
+  run_ranks(8, [&](const ProcessGroupPtr& world) {  // two experts for each of two ranks, sharded over four
     const auto mesh =
         std::make_shared<DeviceMesh>(world, std::vector<int>{4, 2}, std::vector<std::string>{"fsdp", "ep"});
     const auto ep = mesh->submesh({"ep"});

@@ -66,7 +66,7 @@ TEST(Dcp, AnyWorldSizeReadsAnyOther) {
     save(folder.path(), saved);
     for (const int loaded : {1, 3, 4}) {
       testing::run_ranks(loaded, [&](const ProcessGroupPtr& group) {
-        const auto whole = counting({5, 3}).to(at::kDouble);  // another dtype than the saved one
+        const auto whole = counting({5, 3}).to(at::kDouble);  // not the dtype of the saved tensor
         const ShardedTensors tensors{{"model.w", shard_of(at::zeros({5, 3}, at::TensorOptions(at::kDouble)), group)},
                                      {"model.few", shard_of(at::zeros({2}, at::TensorOptions(at::kBFloat16)), group)},
                                      {"optimizer.state.w.step", ShardedTensor::replicated(at::zeros({}))}};
@@ -119,7 +119,7 @@ TEST(Dcp, ALoadIsAcceptedBeforeAnythingChanges) {
     bool refused = false;
     try {
       load_checkpoint(step, tensors, group, options);
-    } catch (const std::domain_error&) {  // as it was thrown
+    } catch (const std::domain_error&) {  // the exception keeps its type
       refused = true;
     }
     TORCH_CHECK(refused && shard.local.sum().item<float>() == 0);
@@ -136,7 +136,7 @@ TEST(Dcp, WhatOneRankMissesIsJudgedByAll) {
   save_checkpoint(folder.path(), 1, {{"model.e.0", ShardedTensor::replicated(counting({2}))}}, {}, nullptr);
   const auto step = *latest_step(folder.path());
   testing::run_ranks(2, [&](const ProcessGroupPtr& group) {
-    const auto mine = "model.e." + std::to_string(group->rank());  // parts of the experts
+    const auto mine = "model.e." + std::to_string(group->rank());  // each rank has some of the experts
     const ShardedTensors tensors{{mine, ShardedTensor::replicated(at::zeros({2}))}};
     LoadOptions options{.strict = false, .wanted = [&](const std::string& key) { return key == mine; }};
     options.accept = [&](const Dict&, const LoadReport& report) {
@@ -195,7 +195,7 @@ TEST(Dcp, ChunksThatLeaveAHoleAreRefusedBeforeAnythingChanges) {
   const auto step = *latest_step(folder.path());
   auto metadata = read_dcp_metadata(step.folder);
   for (auto& entry : metadata.entries) {
-    if (entry.key == "model.w") entry.tensor()->chunks.at(1).offsets[0] = 1;  // of rows 0 to 2 and 3 to 4
+    if (entry.key == "model.w") entry.tensor()->chunks.at(1).offsets[0] = 1;  // shards are rows 0 to 2 and 3 to 4
   }
   write_dcp_metadata(step.folder, metadata);
   auto kept = at::zeros({5, 3});
@@ -222,11 +222,11 @@ TEST(Dcp, ChunksTileATensor) {
   for (int64_t row = 0; row < 300; ++row) {
     for (int64_t column = 299; column >= 0; --column) grid.push_back({2 * row, column, 2, 1});
   }
-  check_boxes({600, 300}, grid);  // in time: not pair by pair
+  check_boxes({600, 300}, grid);  // fast: does not compare all pairs
   grid[7][1] = grid[8][1];
   EXPECT_THAT(message_of([&] { check_boxes({600, 300}, grid); }), HasSubstr("overlap"));
   std::vector<std::array<int64_t, 4>> wheel{{0, 0, 1, 2}, {0, 2, 2, 1}, {2, 1, 1, 2}, {1, 0, 2, 1}, {1, 1, 1, 1}};
-  check_boxes({3, 3}, wheel);  // which no plane parts
+  check_boxes({3, 3}, wheel);  // no plane separates these boxes
   wheel[4] = {1, 0, 1, 1};
   EXPECT_THAT(message_of([&] { check_boxes({3, 3}, wheel); }), HasSubstr("overlap"));
   wheel.pop_back();
@@ -235,7 +235,7 @@ TEST(Dcp, ChunksTileATensor) {
 }
 
 TEST(Dcp, ChunksThatNoPlaneReachesAreRefusedInTime) {
-  // A row off the top, a column off the left, and so on inwards: planes part one a step.
+  // A row from the top, a column from the left, and so on inwards: each plane separates only one.
   std::vector<std::array<int64_t, 4>> spiral;
   constexpr int64_t kTurns = 20000;
   for (int64_t i = 0; i < kTurns; ++i) {
@@ -245,7 +245,7 @@ TEST(Dcp, ChunksThatNoPlaneReachesAreRefusedInTime) {
   EXPECT_THAT(message_of([&] { check_boxes({kTurns, kTurns}, spiral); }), HasSubstr("shards that no plane parts"));
 }
 
-/// What the process has read so far, from files and caches.
+/// Number of bytes that the process has read so far, from files and from caches.
 int64_t bytes_read() {
   std::ifstream counts("/proc/self/io");
   std::string name;
@@ -260,7 +260,7 @@ TEST(Dcp, ALoadReadsOnlyTheRowsThatItNeeds) {
   const auto whole = counting({400, 1000});
   save_checkpoint(folder.path(), 1, {{"model.w", ShardedTensor::replicated(whole)}}, {}, nullptr);
   const auto step = *latest_step(folder.path());
-  for (const auto dtype : {at::kFloat, at::kDouble}) {  // into its place, and through a buffer
+  for (const auto dtype : {at::kFloat, at::kDouble}) {  // directly into its place, and through a buffer
     auto mine = ShardedTensor::replicated(whole);
     mine.local = at::zeros({100, 1000}, at::TensorOptions(dtype));
     mine.offsets = {300, 0};
@@ -268,7 +268,7 @@ TEST(Dcp, ALoadReadsOnlyTheRowsThatItNeeds) {
     load_checkpoint(step, {{"model.w", mine}}, nullptr);
     const auto share = whole.nbytes() / 4;
     EXPECT_GE(bytes_read() - before, static_cast<int64_t>(share));
-    EXPECT_LT(bytes_read() - before, static_cast<int64_t>(share + share / 10));  // and metadata
+    EXPECT_LT(bytes_read() - before, static_cast<int64_t>(share + share / 10));  // and the metadata
     EXPECT_TRUE(at::equal(mine.local, whole.narrow(0, 300, 100).to(dtype)));
   }
 }
@@ -277,7 +277,7 @@ TEST(Dcp, OneRanksFailureIsEveryRanksAndLeavesNoStep) {
   TemporaryFolder folder;
   testing::run_ranks(3, [&](const ProcessGroupPtr& group) {
     auto shard = shard_of(counting({6}), group);
-    if (group->rank() == 1) shard.offsets[0] = 3;  // overlaps with its neighbour
+    if (group->rank() == 1) shard.offsets[0] = 3;  // overlaps with the other shard
     const auto refused = message_of([&] { save_checkpoint(folder.path(), 1, {{"model.w", shard}}, {}, group); });
     TORCH_CHECK(refused.find("overlap") != std::string::npos, refused);
     if (group->rank() == 2) shard.offsets.clear();
@@ -294,7 +294,7 @@ TEST(Dcp, ReplicasAreSpreadOverTheRanks) {
     ShardedTensors tensors;
     for (int i = 0; i < 8; ++i) tensors.emplace_back(std::to_string(i), ShardedTensor::replicated(counting({4})));
     auto items = make_rank_plan(tensors, {});
-    for (auto& item : items) item.is_unsharded = false;  // as what a mesh keeps equal
+    for (auto& item : items) item.is_unsharded = false;  // like tensors that a mesh keeps equal
     plans.push_back(plan_of(plan_value(items)));
   }
   const auto plan = make_save_plan(plans);
@@ -359,7 +359,7 @@ TEST(CheckpointDirectory, WhatIsBeingWrittenIsLeftAlone) {
   EXPECT_FALSE(path_exists(dead));
   std::filesystem::create_directory(dead);
   StepWriter converter(folder.path(), 7);
-  for (int round = 0; round < 2; ++round) {  // the second begins where the first was cut short
+  for (int round = 0; round < 2; ++round) {  // the second starts where the first was interrupted
     converter.begin_converted();
     EXPECT_TRUE(path_exists(converter.folder()));
     if (round == 0) converter.abandon();
@@ -388,7 +388,7 @@ TEST(CheckpointDirectory, AConvertedStepReplacesNoneAndSetsNoTrackerBack) {
   const auto tracker = [&] { return read_tracker(folder.path()); };
   EXPECT_EQ(convert(StepWriter::release(folder.path())), "");
   EXPECT_TRUE(tracker()->is_release);
-  EXPECT_EQ(convert({folder.path(), 20}), "");  // an iteration is newer than any release
+  EXPECT_EQ(convert({folder.path(), 20}), "");  // an iteration counts as newer than a release
   EXPECT_EQ(tracker()->iteration, 20);
   EXPECT_EQ(convert({folder.path(), 10}),
             folder.file("iter_0000020") + " is newer and stays the step that a run loads; write 10 into " +

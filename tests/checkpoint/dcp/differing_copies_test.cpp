@@ -1,4 +1,4 @@
-// Tensors that no sharding keeps equal on the ranks, as a BatchNorm's running statistics.
+// Replicated tensors that differ between ranks, as a BatchNorm's running statistics.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>

@@ -19,8 +19,7 @@ struct Shape {
 
 using Model = ParallelStack<ParallelMlp>;
 
-/// A model over `shape`; 10 hidden features, which 4 FSDP ranks of 2 tensor-parallel ones share as
-/// 2, 2, 1 and none.
+/// A model over `shape`. Four FSDP ranks of two tensor-parallel ranks share 10 hidden features as 2, 2, 1 and 0.
 std::unique_ptr<Model> model_over(const ProcessGroupPtr& world, const Shape& shape) {
   std::vector<std::string> names{"shard", "tp"}, fsdp{"shard"};
   if (shape.mesh.size() == 3) {

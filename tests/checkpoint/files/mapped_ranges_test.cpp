@@ -47,7 +47,7 @@ TEST_F(MappedRangesDeathTest, BytesThatTheFileHasNoMoreNameIt) {
 TEST_F(MappedRangesDeathTest, OtherCausesEndAsBefore) {
   const auto path = file_of_pages("data.bin", 2);
   {
-    const MappedFile gone(path);  // whose place in memory others may have
+    const MappedFile gone(path);  // unmapped again: others may use its addresses
   }
   EXPECT_EXIT(
       {

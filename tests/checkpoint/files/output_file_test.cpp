@@ -8,7 +8,6 @@
 #include <string>
 
 #include "checkpoint/files/crc32.h"
-#include "checkpoint/files/file_crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/message_of.h"
@@ -29,24 +28,22 @@ std::string content(int64_t bytes) {
   return text;
 }
 
-uint32_t crc_of(const std::string& text) { return crc32_by_tables(0, text.data(), static_cast<int64_t>(text.size())); }
+uint32_t crc_of(const std::string& text) { return crc32(0, text.data(), static_cast<int64_t>(text.size())); }
 
 std::string read_back(const std::string& path) { return read_small_file(path, 1 << 30); }
 
-TEST(Crc32, EveryWayToComputeItAgrees) {
-  EXPECT_EQ(crc32(crc32(0, "1234", 4), "56789", 5), 0xcbf43926U);
-  const auto text = content(700);
-  for (int64_t begin = 0; begin < 20; ++begin) {
-    for (int64_t bytes = 0; begin + bytes <= 700; bytes += 1 + bytes / 40) {
-      const auto* from = text.data() + begin;
-      const auto expected = crc32_by_tables(5, from, bytes);
-      ASSERT_EQ(crc32(5, from, bytes), expected) << begin << " " << bytes;
-      std::string copy(static_cast<size_t>(bytes), '\0');
-      ASSERT_EQ(copy_with_crc32(copy.data(), from, bytes, 5), expected);
-      ASSERT_EQ(copy, text.substr(static_cast<size_t>(begin), static_cast<size_t>(bytes)));
-      const auto first = crc32(0, text.data(), begin);
-      ASSERT_EQ(crc32_combine(first, crc32(0, from, bytes), bytes), crc32(first, from, bytes));
-    }
+TEST(Crc32, IsZipsOfWholesCopiesAndParts) {
+  EXPECT_EQ(crc32(crc32(0, "1234", 4), "56789", 5), 0xcbf43926U);  // the check value of CRC-32/ISO-HDLC
+  EXPECT_EQ(crc32(5, nullptr, 0), 5U);
+  const auto text = content(100000);
+  const auto whole = crc_of(text);
+  for (const int64_t begin : {0, 1, 17, 32768, 99999, 100000}) {
+    const auto rest = text.size() - static_cast<size_t>(begin);
+    std::string copy(rest, '\0');
+    const auto first = crc32(0, text.data(), begin);
+    ASSERT_EQ(copy_with_crc32(copy.data(), text.data() + begin, static_cast<int64_t>(rest), first), whole) << begin;
+    ASSERT_EQ(copy, text.substr(static_cast<size_t>(begin)));
+    ASSERT_EQ(join_crc32(first, crc_of(copy), static_cast<int64_t>(rest)), whole) << begin;
   }
 }
 
@@ -103,7 +100,7 @@ TEST(OutputFile, AFailureOfABlockIsTheCallers) {
   });
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, ignored);
-  // Two blocks are under way at a time: either may be the first to fail.
+  // Two blocks are being written at the same time: either may fail first.
   EXPECT_THAT(failed, HasSubstr("writing " + folder.file("f") + " at byte "));
   EXPECT_THAT(failed, HasSubstr(" failed: File too large"));
   EXPECT_THAT(failed_at_the_end, HasSubstr("File too large"));

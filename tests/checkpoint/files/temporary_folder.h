@@ -7,7 +7,7 @@
 
 namespace megashard {
 
-/// An empty folder of its own for a test, removed afterwards.
+/// An empty folder for one test. The destructor removes it.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

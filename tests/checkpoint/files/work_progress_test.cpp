@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint/files/file_crc32.h"
+#include "checkpoint/files/crc32.h"
 #include "checkpoint/files/read_queue.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 
@@ -48,7 +48,7 @@ TEST_F(WorkProgressTest, WorkWithinAnotherAndOfOtherThreadsIsNotTold) {
 TEST(WorkProgress, ReadsAndChecksumsCountTheirBytes) {
   const TemporaryFolder folder;
   const auto path = folder.path() + "/file";
-  constexpr int64_t kBytes = 20 << 20;  // more than are read at once
+  constexpr int64_t kBytes = 20 << 20;  // more than one read
   write_file_atomically(path, std::string(kBytes, 'x'));
   std::mutex mutex;
   int64_t done = 0, ends = 0;

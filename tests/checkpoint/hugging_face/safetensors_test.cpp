@@ -48,7 +48,7 @@ TEST(Safetensors, EveryDtypeComesBackBitForBit) {
 
   SafetensorsWriter writer(folder.file("x.safetensors"), infos);
   for (const auto& info : writer.tensors()) writer.write(by_name.at(info.name));
-  EXPECT_FALSE(std::filesystem::exists(folder.file("x.safetensors")));  // not before finish()
+  EXPECT_FALSE(std::filesystem::exists(folder.file("x.safetensors")));  // written by finish()
   writer.finish();
 
   const SafetensorsFile file(folder.file("x.safetensors"));

@@ -34,7 +34,7 @@ std::map<std::string, at::Tensor> whole_weights() {
           {"g.fp8", counting(at::kFloat8_e4m3fn, {9})}};
 }
 
-/// Cut along `dim` for that rank.
+/// The rank's shard along `dim`.
 ShardedTensor cut(const at::Tensor& whole, int64_t dim, const ProcessGroupPtr& group) {
   auto tensor = ShardedTensor::replicated(whole);
   const auto range = chunk_range(whole.size(dim), group->size(), group->rank());

@@ -1,5 +1,4 @@
-// Precompiled: half of a test's compilation is these headers. Tests include what they use all the
-// same.
+// Precompiled header: these headers take half of a test's compile time. Tests still include what they use.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>

@@ -96,7 +96,7 @@ TEST(CheckpointReader, RowsThatNoBytesStandForTakeNoMemory) {
   const auto step = folder.file("iter_0000010");
   auto metadata = read_dcp_metadata(step);
   auto& tensor = *metadata.entries.at(0).tensor();
-  tensor.sizes = tensor.chunks.at(0).sizes = {1, int64_t{1} << 55};  // of 48 bytes
+  tensor.sizes = tensor.chunks.at(0).sizes = {1, int64_t{1} << 55};  // the file has 48 bytes
   write_dcp_metadata(step, metadata);
   const auto reader = open_step(step);
   EXPECT_THAT(testing::message_of([&] { reader->read_rows("model.a", 0, 1); }),
@@ -109,7 +109,7 @@ TEST(CheckpointReader, EveryFlippedByteOfTheDataIsFoundAndNamed) {
   const auto step = folder.file("run") + "/iter_0000010";
   const auto reader = open_checkpoint(step);
   const auto range = reader->chunks("model.b")[0].range;
-  // Without the manifest, as PyTorch writes a step: the CRC-32 of the archive's entries.
+  // Without a manifest, as in a step of PyTorch: checks the CRC-32 of the archive's entries.
   std::filesystem::remove(step + "/manifest.json");
   const auto data = step + "/__0_0.distcp";
   const InputFile file(data);
@@ -124,7 +124,7 @@ TEST(CheckpointReader, EveryFlippedByteOfTheDataIsFoundAndNamed) {
 TEST(CheckpointReader, ValuesThatTorchDistKeepsForAllRanksAreVerifiedWhereTheyLie) {
   TemporaryFolder folder;
   auto values = some_values(8);
-  values.set("rng_state", List{{Bytes{"of rank 0"}, Bytes{"of rank 1"}}});  // Megatron's one object
+  values.set("rng_state", List{{Bytes{"of rank 0"}, Bytes{"of rank 1"}}});  // one object, as Megatron
   save_checkpoint(folder.file("run"), 10, {}, values, nullptr, {.format = CheckpointFormat::kTorchDist});
   const auto step = folder.file("run") + "/iter_0000010";
   std::filesystem::remove(step + "/manifest.json");
@@ -141,7 +141,7 @@ TEST(CheckpointReader, TheManifestNamesEveryDamagedFile) {
   TemporaryFolder folder;
   save_checkpoint(folder.file("run"), 10, two_tensors(), some_values(8), nullptr);
   const auto step = folder.file("run") + "/iter_0000010";
-  flip_byte(step + "/__0_0.distcp", 40);  // a local header: no CRC-32 of an entry covers it
+  flip_byte(step + "/__0_0.distcp", 40);  // a local header, which no entry's CRC-32 covers
   EXPECT_THAT(faults_of(step), ::testing::Contains(HasSubstr("__0_0.distcp")));
 }
 
@@ -156,7 +156,7 @@ TEST(CheckpointReader, OfATrainingItIsTheStepThatARunWouldLoad) {
   EXPECT_EQ(open_checkpoint(folder.path(), std::nullopt, note)->path(), folder.file("iter_0000010"));
   EXPECT_THAT(lines, ElementsAre(AllOf(HasSubstr(damaged + " has 100 bytes instead of"),
                                        HasSubstr(folder.file("iter_0000010") + " is used"))));
-  // A step that is asked for by name is shown as it is.
+  // A step that is named explicitly is shown as it is.
   lines.clear();
   EXPECT_EQ(open_checkpoint(folder.path(), 20, note)->path(), folder.file("iter_0000020"));
   EXPECT_EQ(open_checkpoint(folder.file("iter_0000020"), std::nullopt, note)->path(), folder.file("iter_0000020"));
@@ -244,7 +244,7 @@ TEST(CheckpointDiff, ValuesAreComparedFieldByFieldAndMissingNamesAreListed) {
   ASSERT_EQ(difference.values.size(), 1U);
   EXPECT_EQ(difference.values[0].key, "args.hidden_size");
   EXPECT_EQ(difference.values[0].b, "16");
-  EXPECT_EQ(difference.equal_values, 2);  // NaN is NaN
+  EXPECT_EQ(difference.equal_values, 2);  // NaN equals NaN
   EXPECT_FALSE(diff_checkpoints(*a, *a).any());
 }
 

@@ -123,12 +123,12 @@ TEST(AsyncSaver, AFailureIsTheSameMessageOnEveryRankAndLeavesNoStep) {
     EXPECT_EQ(told, std::vector{std::this_thread::get_id()});
     EXPECT_EQ(saver.state(), AsyncSaver::State::kIdle);
 
-    if (group->rank() == 2) tensors[1].second.local = at::Tensor();  // cannot be copied
+    if (group->rank() == 2) tensors[1].second.local = at::Tensor();  // this shard cannot be copied
     saver.start("iteration 5", tensors, save_into(folder.path()));
     while (saver.state() == AsyncSaver::State::kWriting) std::this_thread::yield();
     EXPECT_EQ(saver.state(), AsyncSaver::State::kFailed);
     EXPECT_THAT(message_of([&] { saver.wait(); }), HasSubstr("the checkpoint of iteration 5 was not saved: rank 2: "));
-    saver.wait();  // told once
+    saver.wait();  // an error is thrown once
 
     saver.start("iteration 3", shards_of(group), save_into(folder.path()));
     saver.wait();
@@ -150,7 +150,7 @@ TEST(AsyncSaver, OneSaveIsUnderWayAndTheEndWaitsForIt) {
       saver.start("iteration " + std::to_string(i), tensors, [&, i](const auto&, const auto& group) {
         EXPECT_EQ(group, nullptr);
         most = std::max<int>(most, ++writing);
-        while (lines <= i) std::this_thread::yield();  // until somebody waits for it
+        while (lines <= i) std::this_thread::yield();  // waits until wait() has said that it waits
         --writing;
         ++written;
       });
@@ -173,7 +173,7 @@ TEST(AsyncSaver, ASaveThatHangsIsGivenUpAtTheDeadline) {
     const ShardedTensors tensors{{"a", ShardedTensor::replicated(numbers(2))}};
     saver.start("iteration 7", tensors, [&gone, ended](const auto& copies, const auto&) {
       ended.wait();
-      EXPECT_TRUE(at::equal(copies[0].second.local, numbers(2).cpu()));  // still there
+      EXPECT_TRUE(at::equal(copies[0].second.local, numbers(2).cpu()));  // the copies still exist
       gone.set_value();
     });
     EXPECT_THAT(message_of([&] { saver.wait(); }), HasSubstr("the checkpoint of iteration 7 is not written"));

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using testing::message_of;
 using ::testing::StartsWith;
 
-/// Steps 10, 20 and 30, of two files each.
+/// Steps 10, 20 and 30 with two files each.
 class FindStepTest : public ::testing::Test {
  protected:
   FindStepTest() {
@@ -44,7 +44,7 @@ class FindStepTest : public ::testing::Test {
   void set_tracker(const std::string& text) const { std::ofstream(file("latest_checkpointed_iteration.txt")) << text; }
   void damage(const std::string& step) const { std::filesystem::resize_file(file(step + "/__1_0.distcp"), 1000); }
 
-  /// The iteration found, -1: none. `line_` is what was said.
+  /// The iteration found, or -1. Sets `line_` to the message.
   int64_t find(FindOptions options = {}, const ProcessGroupPtr& group = nullptr) {
     line_.clear();
     options.notice = [this](const std::string& line) { line_ = line; };
@@ -58,7 +58,7 @@ class FindStepTest : public ::testing::Test {
 
 TEST_F(FindStepTest, TheTrackersStepIsTakenInSilence) {
   EXPECT_EQ(find(), 30);
-  set_tracker("20\n");  // whoever sets it back means it
+  set_tracker("20\n");  // the user has set it back on purpose
   EXPECT_EQ(find(), 20);
   EXPECT_EQ(find({.ckpt_step = 10}), 10);
   EXPECT_EQ(line_, "");
@@ -70,7 +70,7 @@ TEST_F(FindStepTest, DamagedStepsAreNamedAndPassedOver) {
   EXPECT_EQ(line_, file("iter_0000030/__1_0.distcp") +
                        " has 1000 bytes instead of 2000: it was cut short or replaced; " + file("iter_0000020") +
                        " is used instead");
-  std::filesystem::remove(file("iter_0000020/manifest.json"));  // nor is there a .metadata
+  std::filesystem::remove(file("iter_0000020/manifest.json"));  // there is no .metadata either
   EXPECT_EQ(find(), 10);
   EXPECT_THAT(line_, HasSubstr("; " + file("iter_0000020") + " has no .metadata"));
   EXPECT_THAT(line_, HasSubstr(file("iter_0000010") + " is used instead"));
@@ -149,7 +149,7 @@ TEST_F(FindStepTest, AStepIsFoundWhileItsReplacementIsCutShort) {
   std::filesystem::rename(file("iter_0000030"), file(".iter_0000030.old"));
   const auto step = find_step(directory_.path(), nullptr);
   EXPECT_EQ(step->folder, file(".iter_0000030.old"));
-  save(40);  // puts it back
+  save(40);  // sets the tracker again
   EXPECT_EQ(find({.ckpt_step = 30}), 30);
   EXPECT_TRUE(std::filesystem::exists(file("iter_0000030")));
   std::filesystem::create_directory(file(".iter_0000030.old"));
@@ -158,7 +158,7 @@ TEST_F(FindStepTest, AStepIsFoundWhileItsReplacementIsCutShort) {
 }
 
 TEST_F(FindStepTest, RanksShareTheWorkAndAgree) {
-  damage("iter_0000030");  // a file that the second rank looks at
+  damage("iter_0000030");  // a file that the second rank checks
   testing::run_ranks(3, [&](const ProcessGroupPtr& group) {
     std::string line;
     const auto step = find_step(directory_.path(), group, {.notice = [&](const std::string& said) { line = said; }});
@@ -169,7 +169,7 @@ TEST_F(FindStepTest, RanksShareTheWorkAndAgree) {
 }
 
 TEST_F(FindStepTest, RanksWithADiskOfTheirOwnAgree) {
-  const TemporaryFolder other;  // the same steps, one of them with other bytes
+  const TemporaryFolder other;  // the same steps; one has other bytes
   std::filesystem::copy(directory_.path(), other.path(), std::filesystem::copy_options::recursive);
   std::fstream(other.file("iter_0000030/__1_0.distcp"), std::ios::in | std::ios::out) << "changed";
   testing::run_ranks(2, [&](const ProcessGroupPtr& group) {

@@ -78,7 +78,7 @@ TEST_F(ManifestTest, EveryFlippedBitIsFoundInItsFile) {
   }
   flip_bit("__1_0.distcp", 100);
   EXPECT_THAT(damage(), HasSubstr("checksum"));
-  EXPECT_EQ(step_damage(step(), VerifyDepth::kSizes), "");  // reads no data
+  EXPECT_EQ(step_damage(step(), VerifyDepth::kSizes), "");  // kSizes reads no data
 }
 
 TEST_F(ManifestTest, CutAndMissingFilesAreNamedWithTheRemedy) {
@@ -89,7 +89,7 @@ TEST_F(ManifestTest, CutAndMissingFilesAreNamedWithTheRemedy) {
   EXPECT_THAT(cut, EndsWith("load another step (--ckpt-step)"));
   std::filesystem::remove(file("__1_0.distcp"));
   EXPECT_EQ(damage(), file("__1_0.distcp") + " is missing");
-  EXPECT_EQ(step_damage(step(), VerifyDepth::kBytes, 0, 3), "");  // other files than the second
+  EXPECT_EQ(step_damage(step(), VerifyDepth::kBytes, 0, 3), "");  // the second rank checks other files
   EXPECT_NE(step_damage(step(), VerifyDepth::kBytes, 2, 3), "");
 }
 

@@ -59,7 +59,7 @@ TEST_F(RetentionTest, StepsAfterTheNewOneAreNotOurs) {
 
 TEST_F(RetentionTest, StepsThatAreKnownToBeDamagedDoNotCount) {
   remove_old_steps(directory_.path(), 60, {.most_recent = 2, .damaged = {50, 40}});
-  EXPECT_THAT(left(), ElementsAre(60, 30, -1));  // 30 is what the run has gone on from
+  EXPECT_THAT(left(), ElementsAre(60, 30, -1));  // the run was resumed from 30
 }
 
 TEST_F(RetentionTest, DamagedStepsDoNotCountAndNothingGoesForTheSakeOfOne) {

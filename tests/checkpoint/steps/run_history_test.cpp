@@ -34,7 +34,7 @@ TEST(RunHistory, StepsOfWhatARunWentOnFromAreItsOwnUpToThatStep) {
   EXPECT_EQ(kinship({}, "", 1), Kinship::kOwn);
 }
 
-/// A folder with steps of several runs.
+/// A folder with the steps of several runs.
 class RunsInAFolder : public ::testing::Test {
  protected:
   void save(int64_t iteration, const RunHistory& run) const {
@@ -131,7 +131,7 @@ TEST_F(RunsInAFolder, WhatARunHasLeftDoesNotCountAsRecent) {
 
 TEST_F(RunsInAFolder, AStepsOwnFolderIsThatStep) {
   for (const int iteration : {10, 20}) save(iteration, old_);
-  std::ofstream(step(10) + "/.metadata") << "";  // as both formats have it
+  std::ofstream(step(10) + "/.metadata") << "";  // both formats have this file
   for (const auto& path : {step(10), step(10) + "/", directory_.path() + "/./iter_0000010"}) {
     const auto found = find_step(path, nullptr);
     EXPECT_EQ(found->iteration, 10);

@@ -29,7 +29,7 @@ TEST(ShardSnapshot, AGpuTrainsOnWhileItCopiesAndChangesNothingBefore) {
   ShardSnapshot snapshot;
   simulated_cuda().take_host_syncs();
   const auto copies = snapshot.take(tensors);
-  const at::Tensor read = weight + 1;  // a forward beside the copies
+  const at::Tensor read = weight + 1;  // a forward that overlaps with the copies
   snapshot.before_changes();
   weight.fill_(-1);
   EXPECT_THAT(simulated_cuda().take_host_syncs(), IsEmpty());
@@ -38,7 +38,7 @@ TEST(ShardSnapshot, AGpuTrainsOnWhileItCopiesAndChangesNothingBefore) {
   EXPECT_EQ(copies[0].second.local[999].item<float>(), 7);
 
   snapshot.take(tensors);
-  weight.fill_(-2);  // nothing has said that it waits for the copies
+  weight.fill_(-2);  // without before_changes(), nothing waits for the copies
   const auto found = simulated_cuda().take_findings();
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0], HasSubstr("race: aten::fill_ on the default stream writes"));

@@ -1,5 +1,5 @@
-// The torch_dist format among ourselves; tests/interop/test_torch_dist.py has megatron-core on the
-// other side.
+// The torch_dist format, written and read by this project; tests/interop/test_torch_dist.py tests it with
+// megatron-core.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -47,7 +47,7 @@ ShardedTensor shard_of(const at::Tensor& whole, const DeviceMeshPtr& mesh) {
   return piece;
 }
 
-/// Three layers and what lies around them; with `zero` the same to be filled.
+/// Three layers and the tensors around them. With `zero`: the same, to be loaded into.
 ShardedTensors state_of(const DeviceMeshPtr& mesh, bool zero = false) {
   ShardedTensors tensors;
   const auto add = [&](const std::string& key, const at::Tensor& whole) {

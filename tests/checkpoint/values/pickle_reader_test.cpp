@@ -81,7 +81,7 @@ TEST(Pickle, DamagedAndHostileOnesAreRefused) {
   EXPECT_THAT(refused("}(K\x01u."), HasSubstr("without a value"));
   EXPECT_THAT(refused("K\x01K\x02\x61."), HasSubstr("no list"));
   EXPECT_THAT(refused("K\x01)R."), HasSubstr("no class"));
-  EXPECT_THAT(refused("cm\nf\n)R)R."), HasSubstr("no class"));  // a call of what a call returns
+  EXPECT_THAT(refused("cm\nf\n)R)R."), HasSubstr("no class"));  // calls the result of a call
   EXPECT_THAT(refused("V\\u12\n."), HasSubstr("escape"));
   EXPECT_THAT(refused("(i__main__\nX\n."), HasSubstr("opcode 105"));
   EXPECT_THAT(refused("]q\0h\0\x61."), HasSubstr("contain themselves"));  // a list inside itself
@@ -111,7 +111,7 @@ TEST(Pickle, NestedClassesKeepTheirNames) {
 }
 
 TEST(Pickle, NamesAreBounded) {
-  std::string pickle = "X";  // two long strings, put together to a class name again and again
+  std::string pickle = "X";  // builds a class name from two long strings, again and again
   pickle += raw("\xe8\x03\0\0", 4) + std::string(1000, 'm') + "q" + raw("\0", 1);
   for (int i = 0; i < 10000; ++i) pickle += "h" + raw("\0", 1) + "h" + raw("\0", 1) + "\x93" + "0";
   EXPECT_THAT(message_of([&] { read_pickle(pickle + "N.", "test"); }), HasSubstr("names of classes"));
@@ -120,7 +120,7 @@ TEST(Pickle, NamesAreBounded) {
 TEST(Pickle, NestingAndGrowthAreBounded) {
   const auto deep = std::string(100000, ']') + std::string(99999, 'a') + ".";
   EXPECT_THAT(message_of([&] { read_pickle(deep, "test"); }), HasSubstr("nested deeper"));
-  std::string laughs = "]q";  // each list holds the one before ten times
+  std::string laughs = "]q";  // each list holds the previous one ten times
   laughs += '\0';
   for (char i = 0; i < 20; ++i) {
     laughs += "](";
@@ -129,7 +129,7 @@ TEST(Pickle, NestingAndGrowthAreBounded) {
     laughs += static_cast<char>(i + 1);
   }
   EXPECT_THAT(message_of([&] { read_pickle(laughs + ".", "test"); }), HasSubstr("many times its size"));
-  // A long list that holds itself has its room counted before a hundred of it are made.
+  // A long list that contains itself: its size is counted before a hundred copies are made.
   const auto own = std::string("]q\0(h\0", 6) + std::string(100000, 'N') + "e.";
   EXPECT_THAT(message_of([&] { read_pickle(own, "test"); }), HasSubstr("many times its size"));
 }

@@ -75,12 +75,12 @@ TEST(TorchArchive, EveryTruncationAndEveryFlippedByteIsReadOrRefused) {
     bad[at] = static_cast<char>(~bad[at]);
     try {
       read(bad, range);
-    } catch (const c10::Error&) {  // or a tensor; nothing else
+    } catch (const c10::Error&) {  // a tensor or a c10::Error; nothing else
     }
   }
 }
 
-/// An archive of stored entries, each (name, content), with a directory that may be altered.
+/// An archive of stored entries (name, content). The directory may be changed.
 std::string zip_of(const std::vector<std::pair<std::string, std::string>>& entries,
                    const std::function<void(size_t, std::string& record)>& alter) {
   const auto little = [](uint64_t value, int width) {
@@ -150,11 +150,11 @@ TEST(TorchArchive, ATensorRecordWithoutArgumentsIsNoTensor) {
 }
 
 TEST(RenameStorages, ManyOfThemTakeNoTimeToSpeakOf) {
-  constexpr size_t kStorages = 100'000;  // half a minute, if each were looked for among the others
+  constexpr size_t kStorages = 100'000;  // would take half a minute if each were searched for among all others
   List records;
   for (size_t i = 0; i < kStorages; ++i)
     records.items.push_back(tensor_record(at::kFloat, {1}, "storage_" + std::to_string(i)));
-  const auto begin = std::clock();  // of this process's work
+  const auto begin = std::clock();  // CPU time of this process
   const auto renamed = rename_storages(records, 7);
   EXPECT_LT(std::clock() - begin, 5 * CLOCKS_PER_SEC);
   ASSERT_EQ(renamed.names.size(), kStorages);

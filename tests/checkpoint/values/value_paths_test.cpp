@@ -52,7 +52,7 @@ TEST(NestValues, ListsAreNoLongerThanTheKeysCanFill) {
   EXPECT_THAT(refusal({leaf({"a", int64_t{1} << 40}, 1), leaf({"b"}, 1)}, 2),
               HasSubstr("key k2 has the list index 1099511627776, and the checkpoint has 2 keys"));
   EXPECT_THAT(refusal({leaf({"a", int64_t{-1}}, 1)}, 1), HasSubstr("the list index -1"));
-  // Many lists, each of them with as many gaps as one may have.
+  // Many lists, each with the maximum number of gaps.
   std::vector<FlatValue> leaves;
   for (int64_t i = 0; i < 100; ++i) leaves.push_back(leaf({std::to_string(i), int64_t{99}}, 1));
   EXPECT_THAT(refusal(std::move(leaves), 100), HasSubstr("lack 198 items, and it has 100 keys"));
@@ -69,10 +69,10 @@ TEST(NestValues, PathsThatContradictEachOtherAreRefused) {
 }
 
 TEST(NestValues, ALargeDictTakesNoTimeToSpeakOf) {
-  constexpr int64_t kNames = 200'000;  // a minute, if each name were looked for among the others
+  constexpr int64_t kNames = 200'000;  // would take a minute if each name were searched for among all others
   std::vector<FlatValue> leaves;
   for (int64_t i = 0; i < kNames; ++i) leaves.push_back(leaf({"a", std::to_string(i)}, i));
-  const auto begin = std::clock();  // of this process's work
+  const auto begin = std::clock();  // CPU time of this process
   const auto nested = nest_values(std::move(leaves), kNames);
   EXPECT_LT(std::clock() - begin, 15 * CLOCKS_PER_SEC);
   EXPECT_EQ(nested.at("a").as_dict().entries.size(), static_cast<size_t>(kNames));

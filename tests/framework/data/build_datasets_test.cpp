@@ -18,7 +18,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// `size` samples; every token of one says its member and its number there.
+// `size` samples. Every token of a sample encodes its member and its number.
 class Numbered : public TokenDataset {
  public:
   Numbered(int64_t size, int64_t id) : size_(size), id_(id) {}
@@ -119,7 +119,7 @@ TEST(BuildDatasets, DividesOneSet) {
   EXPECT_EQ(splits.test, nullptr);
 }
 
-// Megatron loops for ever here.
+// Megatron loops forever here.
 TEST(BuildDatasets, NamesAnEmptySplitUnlessItIsNotAskedFor) {
   DataOptions options = ten_documents("969,30,1");
   options.valid_samples = 0;
@@ -129,7 +129,7 @@ TEST(BuildDatasets, NamesAnEmptySplitUnlessItIsNotAskedFor) {
               HasSubstr("--split 969,30,1 leaves the test split no document of"));
 }
 
-// One flag lets a first day's set go on.
+// A newcomer with a small data set needs one flag to continue.
 TEST(BuildDatasets, ASplitThatLeavesASmallSetNothingIsToldABetterOne) {
   DataOptions options = ten_documents(kDefaultSplit);
   options.test_samples = 1;

@@ -61,7 +61,7 @@ class ConversationSets : public ::testing::Test {
         std::make_shared<ConversationSet>(write()),
         SplitOptions{.split_name = "train", .first = 0, .last = 3, .seq_length = seq_length, .num_samples = samples});
   }
-  /// In the order of the file, several to a sample.
+  /// Packs conversations in the order of the file.
   std::shared_ptr<ConversationDataset> packed(int64_t seq_length) {
     return std::make_shared<ConversationDataset>(
         std::make_shared<ConversationSet>(write()),
@@ -89,7 +89,7 @@ TEST_F(ConversationSets, LabelsAreThoseBehindTheFirstToken) {
 
 TEST_F(ConversationSets, BatchesOfTheLongestWithTheAnswersMask) {
   const auto set = dataset(8, 3);
-  std::vector<int64_t> by_size(3);  // index of the samples of 4, 3 and 2 tokens
+  std::vector<int64_t> by_size(3);  // indices of the samples with 4, 3 and 2 tokens
   for (int64_t i = 0; i < 3; ++i) by_size[4 - set->conversations(i)[0].tokens.size()] = i;
   const auto batch = set->collate({by_size[0], by_size[2]}, {.seq_length = 8, .vocab_size = 10});
   EXPECT_TRUE(at::equal(batch.tokens(), whole_numbers({1, 9, 2, 9, 0, 0}).view({2, 3})));
@@ -131,7 +131,7 @@ TEST_F(ConversationSets, EachOnceAnEpoch) {
 
 TEST_F(ConversationSets, ArePackedWithoutCrossingIntoEachOther) {
   const auto set = packed(4);
-  ASSERT_EQ(set->size(), 2);  // of 3 + 1 and of 2 tokens with labels
+  ASSERT_EQ(set->size(), 2);  // one of 3 + 1 and one of 2 tokens with labels
   const auto batch = set->collate({0, 1}, {.seq_length = 4, .vocab_size = 10});
   EXPECT_TRUE(at::equal(batch.tokens(), whole_numbers({1, 9, 2, 9, 4, 5, 0, 0}).view({2, 4})));
   EXPECT_TRUE(at::equal(batch.labels(), whole_numbers({9, 2, 3, 7, 5, 6, 0, 0}).view({2, 4})))
@@ -146,7 +146,7 @@ TEST_F(ConversationSets, ArePackedWithoutCrossingIntoEachOther) {
   EXPECT_THAT([&] { packed(2); }, ThrowsMessage<c10::Error>(HasSubstr("conversation 0 of ")));
 }
 
-/// The sizes of the conversations of each sample.
+/// The lengths of the conversations of each sample.
 std::vector<std::vector<size_t>> sizes_of(const ConversationDataset& set) {
   std::vector<std::vector<size_t>> sizes(static_cast<size_t>(set.size()));
   for (int64_t i = 0; i < set.size(); ++i) {
@@ -165,7 +165,7 @@ TEST_F(ConversationSets, ArePackedEpochByEpochInTheSameOrderForMoreSteps) {
   ASSERT_EQ(some.size(), 5);
   EXPECT_TRUE(std::ranges::equal(some, more | std::views::take(5))) << "a longer run goes on from the same samples";
   EXPECT_NE(more, sizes_of(of_seed(2, 40)));
-  for (size_t i = 0; i < 40; i += 2) {  // 3 + 2, 3 + 1 or 2 + 1 tokens, and then the third
+  for (size_t i = 0; i < 40; i += 2) {  // 3 + 2, 3 + 1 or 2 + 1 tokens, then the third conversation
     std::multiset<size_t> epoch(more[i].begin(), more[i].end());
     epoch.insert(more[i + 1].begin(), more[i + 1].end());
     EXPECT_EQ(epoch, (std::multiset<size_t>{2, 3, 4})) << i;

@@ -17,7 +17,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Sample i is i, i + 1, ...; every token of `bad_sample` is one too many.
+// Sample i is i, i + 1, ...; every token of `bad_sample` is above the vocabulary.
 class Counting : public TokenDataset {
  public:
   explicit Counting(int64_t size, int64_t bad_sample = -1) : size_(size), bad_sample_(bad_sample) {}
@@ -36,7 +36,7 @@ class Counting : public TokenDataset {
   std::string name_ = "counting";
 };
 
-// Answers when it is freed, or after a second.
+// read() returns after free(), or after a second.
 class Stuck : public Counting {
  public:
   Stuck() : Counting(8) {}
@@ -111,7 +111,7 @@ TEST(TokenDataset, ShiftsLabelsByOne) {
   EXPECT_THAT(values<int64_t>(batch.tokens()), ElementsAre(5, 6, 7, 2, 3, 4));
   EXPECT_THAT(values<int64_t>(batch.labels()), ElementsAre(6, 7, 8, 3, 4, 5));
   EXPECT_THAT(values<float>(batch.at(kLossMask)), ElementsAre(1, 1, 1, 1, 1, 1));
-  EXPECT_FALSE(batch.position_ids().defined());  // the model's own tables do
+  EXPECT_FALSE(batch.position_ids().defined());  // the model has its own tables
   EXPECT_FALSE(batch.document_lengths.defined());
   EXPECT_EQ(batch.tokens().sizes(), (at::IntArrayRef{2, 3}));
 }

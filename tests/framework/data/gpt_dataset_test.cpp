@@ -37,7 +37,7 @@ TEST(GPTDataset, CutsOverlappingSamplesFromShuffledDocuments) {
 
 TEST(GPTDataset, AddsEpochsUntilThereAreEnoughSamples) {
   const auto source = documents({4, 3, 6});
-  // 13 tokens an epoch: 3 samples of 4 + 1 in the first, 6 in two, 9 in three.
+  // 13 tokens in an epoch: 3 samples of 4 + 1 in one epoch, 6 in two, 9 in three.
   EXPECT_EQ(GPTDataset(source, options(3, 4, 3)).num_epochs(), 1);
   EXPECT_EQ(GPTDataset(source, options(3, 4, 4)).num_epochs(), 2);
   const GPTDataset six(source, options(3, 4, 6));

@@ -103,7 +103,7 @@ TEST(IndexedDataset, NamesAMissingFile) {
 TEST(IndexedDataset, NamesFilesOfDifferentRuns) {
   const std::string prefix = write_documents(fresh_prefix("set"), {3, 5});
   std::string index = bytes_of(prefix + ".idx");
-  index[17] = static_cast<char>(TokenType::kUInt16);  // and .bin has tokens of four bytes
+  index[17] = static_cast<char>(TokenType::kUInt16);  // but .bin has tokens of four bytes
   overwrite(prefix + ".idx", index);
   EXPECT_THAT(open_error(prefix), HasSubstr("says that a token has 2 bytes, and " + prefix +
                                             ".bin has 4 for each: they are of different runs"));
@@ -117,7 +117,7 @@ TEST(IndexedDataset, NamesEveryTruncation) {
     EXPECT_THAT(open_error(prefix), HasSubstr(prefix + ".idx is truncated")) << length;
   }
   overwrite(prefix + ".idx", index);
-  EXPECT_EQ(IndexedDataset(prefix).sequence_lengths().size(), 2);  // whole again
+  EXPECT_EQ(IndexedDataset(prefix).sequence_lengths().size(), 2);  // repaired
   overwrite(prefix + ".bin", bytes_of(prefix + ".bin").substr(0, 31));
   EXPECT_THAT(open_error(prefix), HasSubstr("lies outside " + prefix + ".bin, which has 31 bytes"));
 }
@@ -158,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(All, DamagedIndex,
                                            Damage{"last_document", 74, 1, "document bounds"}),
                          [](const auto& info) { return info.param.name; });
 
-// Damage is refused, or harmless: whatever opens can be read to its end.
+// Damage is refused or harmless: a set that opens can be read to its end.
 TEST(IndexedDataset, SurvivesRandomDamage) {
   const std::string prefix = write_documents(fresh_prefix("set"), {3, 5, 1, 4});
   const std::string index = bytes_of(prefix + ".idx");

@@ -10,19 +10,19 @@
 
 namespace megashard {
 
-// Writes PREFIX.bin and PREFIX.idx byte for byte as Megatron's IndexedDatasetBuilder. The index
-// appears only in finish(): without it there is no readable set.
+// Writes PREFIX.bin and PREFIX.idx byte for byte as Megatron's IndexedDatasetBuilder. Only finish() writes the index;
+// without it the set cannot be read.
 class IndexedDatasetWriter {
  public:
   IndexedDatasetWriter(const std::string& prefix, TokenType type);
 
-  // Appends one sequence; a token that the type cannot hold is an error.
+  // Appends one sequence. Throws if the type cannot hold a token.
   void add_sequence(std::span<const int64_t> tokens);
-  // Ends the document that the sequences since the last call belong to.
+  // Ends the document of the sequences since the last call.
   void end_document();
-  // One sequence that is a document of its own.
+  // Appends one sequence that is a document by itself.
   void add_document(std::span<const int64_t> tokens);
-  // Closes .bin and writes .idx. Sequences after the last end_document() make a last document.
+  // Closes .bin and writes .idx. Sequences after the last end_document() form a last document.
   void finish();
 
  private:

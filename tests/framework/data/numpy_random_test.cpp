@@ -34,7 +34,7 @@ TEST(NumpyRandomState, RefusesSeedsThatNumpyRefuses) {
   EXPECT_ANY_THROW(NumpyRandomState(int64_t{1} << 32));
 }
 
-// numpy.sum([1 / 3, 1 / 4, ...]); from eight values on a plain loop gives other bits.
+// numpy.sum([1 / 3, 1 / 4, ...]). For eight or more values a plain loop gives other bits.
 TEST(NumpySum, AddsPairwiseAsNumpy) {
   const std::vector<std::pair<int, double>> golden = {
       {5, 0x1.17c57c57c57c5p+0},  {8, 0x1.6dd0dd0dd0dd0p+0},   {10, 0x1.9a6c03d783499p+0}, {12, 0x1.c066637d7da93p+0},

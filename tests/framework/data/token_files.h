@@ -15,7 +15,7 @@
 
 namespace megashard {
 
-// A prefix in a folder of the running test's own, emptied first.
+// A prefix in a folder of the running test, which is emptied first.
 inline std::string fresh_prefix(const std::string& name) {
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
   const auto folder =
@@ -27,7 +27,7 @@ inline std::string fresh_prefix(const std::string& name) {
   return prefix;
 }
 
-// Writes documents of the given lengths whose tokens count up from `first`.
+// Writes documents of the given lengths. Their tokens count up from `first`.
 inline std::string write_documents(const std::string& prefix, const std::vector<int>& lengths, int64_t first = 0) {
   IndexedDatasetWriter writer(prefix, TokenType::kInt32);
   for (const int length : lengths) {

@@ -33,7 +33,7 @@ std::string refusal(const std::string& line) {
   return usage_error([&] { parse(line); });
 }
 
-/// A file that lives as long as this.
+/// A file that is removed with this object.
 struct TemporaryFile {
   explicit TemporaryFile(const std::string& text)
       : path((std::filesystem::path(testing::TempDir()) /
@@ -114,7 +114,7 @@ TEST(CommandLine, TellsAllMistakesAtOnce) {
             "pretrain --help` shows how many each takes.");
 }
 
-// Scripts end in "$@".
+// Launch scripts end with "$@".
 TEST(CommandLine, TheLastOfAFlagThatIsGivenTwiceCounts) {
   const auto again = [](const std::string& line) { return parsed(line).notices; };
   EXPECT_EQ(parse("--num-layers 2 --seed 1 --num_layers=3").num_layers, 3);
@@ -221,7 +221,7 @@ gpt_args:
   EXPECT_THAT(arguments.given_without_effect, ElementsAre("--no-gradient-accumulation-fusion", "--use-flash-attn"));
 }
 
-// As MindSpeed-MM's qwen3vl_full_sft_8B.yaml is written.
+// Written as MindSpeed-MM's qwen3vl_full_sft_8B.yaml.
 TEST(ArgumentFile, ReadsMindSpeedsFile) {
   const TemporaryFile file(R"(
 HF_MODEL_LOAD_PATH: &HF_MODEL_LOAD_PATH ./ckpt/tiny
@@ -269,7 +269,7 @@ model:
   EXPECT_THAT(refusal("--role actor_train"), HasSubstr("--role actor_train needs --config"));
 }
 
-// As qwen3vl_lora_sft_30B.yaml has it.
+// Written as qwen3vl_lora_sft_30B.yaml.
 TEST(ArgumentFile, ReadsTheSectionOfAdapters) {
   const TemporaryFile file(R"(
 gpt_args:

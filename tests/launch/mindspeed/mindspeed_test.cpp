@@ -72,7 +72,7 @@ class MindSpeed : public testing::Test {
     return parse_arguments(static_cast<int>(argv.size()), argv.data());
   }
 
-  /// The mistakes of a line.
+  /// The mistakes found in a command line.
   static std::string refusal(const std::vector<std::string>& words) {
     return usage_error([&] { parse(words).mistakes.throw_if_any(); });
   }
@@ -85,7 +85,7 @@ class MindSpeed : public testing::Test {
     Applied applied{parse(words), ""};
     applied.line.mistakes.throw_if_any();
     CollectedDiagnostics told;
-    Mistakes ignored;  // that the data are not prepared
+    Mistakes ignored;  // would say that the data are not prepared
     apply_mindspeed(
         *applied.line.mindspeed, applied.line.arguments, ranks, [] { return 100; }, told.sink(), ignored);
     applied.told = told.text();
@@ -227,8 +227,7 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
 
 TEST_F(MindSpeed, EveryKeySaysWhatItTakes) {
   const std::string file = "x.yaml";
-  for (const auto& sections :
-       {mindspeed_data_sections(), mindspeed_model_sections(), mindspeed_training_sections()}) {
+  for (const auto& sections : {mindspeed_data_sections(), mindspeed_model_sections(), mindspeed_training_sections()}) {
     for (const auto& section : sections) {
       for (const auto& key : section.keys) {
         if (key.take == nullptr) continue;

@@ -30,7 +30,7 @@ class PreparationTest : public testing::Test {
   }
   ~PreparationTest() override { fs::remove_all(folder_); }
 
-  /// What the script writes, as far as it is looked at.
+  /// The files that the script writes, as far as the check reads them.
   void write_set(const std::string& flags, const std::string& inputs, int64_t images = 1) const {
     SafetensorsWriter writer(asked_.prefix() + kConversationsSuffix, {{"image_grid_thw", at::kLong, {images, 3}}},
                              {{"flags", flags}, {"inputs", inputs}});

@@ -55,7 +55,7 @@ TEST_F(Failure, RankStandsBeforeItInAWorldOfSeveral) {
 }
 
 TEST_F(Failure, RankIsThatOfReadEnvironment) {
-  setenv("SLURM_PROCID", "1", 1);  // srun sets PMI's variables too
+  setenv("SLURM_PROCID", "1", 1);  // srun sets the variables of PMI, too
   setenv("SLURM_NTASKS", "2", 1);
   setenv("SLURM_LOCALID", "0", 1);
   setenv("PMI_RANK", "0", 1);

@@ -24,7 +24,7 @@ using testing::Not;
 
 constexpr auto kDeadline = 20s;
 
-/// Children are shell scripts, with $DIR an empty folder of the test's own.
+/// Ranks are shell scripts. $DIR is an empty folder for the test.
 class LaunchGroup : public testing::Test {
  protected:
   void SetUp() override {
@@ -39,7 +39,7 @@ class LaunchGroup : public testing::Test {
     EXPECT_LT(std::chrono::steady_clock::now() - begin_, kDeadline);
   }
 
-  /// `root`: of the kernel's counts.
+  /// `root`: root of the kernel's files with memory counts.
   int run(int processes, const std::string& script, std::chrono::milliseconds grace = 5s,
           const std::string& root = "") {
     testing::internal::CaptureStderr();
@@ -56,8 +56,7 @@ class LaunchGroup : public testing::Test {
     return text.str();
   }
 
-  /// Another process runs the script in a group; sends `signals` to that launcher once both ranks
-  /// are ready.
+  /// Runs the script in a launch group of another process; sends `signals` to that launcher when both ranks are ready.
   int run_and_signal(const std::string& script, std::vector<int> signals) {
     const pid_t launcher = fork();
     if (launcher == 0) {
@@ -72,8 +71,8 @@ class LaunchGroup : public testing::Test {
       std::this_thread::sleep_for(200ms);
     }
     int status = 0;
-    // Signals that wait for a busy launcher become one: the last is sent again where it has had no effect for long. One
-    // that comes as the launcher ends, half a second after the others, would kill it.
+    // Pending signals of a busy launcher merge into one: if the last has no effect for long, it is sent again. A signal
+    // that arrives while the launcher exits, half a second after the others, would kill it.
     auto again = std::chrono::steady_clock::now() + 2s;
     while (waitpid(launcher, &status, WNOHANG) == 0) {
       std::this_thread::sleep_for(10ms);
@@ -143,7 +142,7 @@ TEST_F(LaunchGroup, RankThatOnlyWaitedForOthersIsNotTheCauseOfTheirFailure) {
   EXPECT_THAT(errors_, Not(HasSubstr("consequence")));
 }
 
-/// Ranks that end in the middle of each other's end: each one's is noticed.
+/// Notices the end of each rank, even if many end at the same time.
 TEST_F(LaunchGroup, EndsHoweverItsRanksEnd) {
   for (int i = 0; i < 100; ++i) ASSERT_EQ(run(8, "exit 0"), 0);
 }
@@ -174,7 +173,7 @@ TEST_F(LaunchGroup, AKilledRankHadTooMuchMemoryWhereTheKernelHasCountedIt) {
   counted("sys/fs/cgroup/job/7/memory.events", "low 0\noom 9\noom_kill 0\n");
   EXPECT_EQ(run(1, "echo 'oom_kill 1' >$DIR/sys/fs/cgroup/job/7/memory.events" + dies, 5s, folder_), 128 + SIGKILL);
   EXPECT_THAT(errors_, HasSubstr("a process of this control group"));
-  counted("proc/self/cgroup", "9:hugetlb,memory:/job\n");  // version 1, in a container
+  counted("proc/self/cgroup", "9:hugetlb,memory:/job\n");  // cgroup version 1, in a container
   counted("sys/fs/cgroup/memory/memory.oom_control", "under_oom 0\noom_kill 2\n");
   EXPECT_EQ(run(1, "echo 'oom_kill 3' >$DIR/sys/fs/cgroup/memory/memory.oom_control" + dies, 5s, folder_),
             128 + SIGKILL);
@@ -236,7 +235,7 @@ TEST_F(LaunchGroup, RanksDieWithTheLauncher) {
   const auto gone = [&](const char* name) {
     const pid_t pid = std::atoi(file(name).c_str());
     for (int attempt = 0; attempt < 200 && kill(pid, 0) == 0; ++attempt) std::this_thread::sleep_for(10ms);
-    // Without an init process that reaps orphans it stays as a zombie.
+    // Without an init process that reaps orphans it remains a zombie.
     std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
     std::string number, name_field, state;
     return kill(pid, 0) != 0 || (stat >> number >> name_field >> state && state == "Z");

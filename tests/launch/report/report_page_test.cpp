@@ -81,7 +81,7 @@ TEST(ReportPage, TellsWhichSavesFailed) {
               HasSubstr(">now</td><td class=\"number\">20</td><td class=\"\">the disk &lt;is&gt; full</td>"));
 }
 
-/// The texts beside the axis of values.
+/// The tick labels of the value axis.
 std::vector<std::string> value_ticks(const LineChart& chart) {
   std::vector<std::string> texts;
   const auto svg = svg_of(chart);

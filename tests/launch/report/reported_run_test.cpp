@@ -90,7 +90,7 @@ TEST_F(ReportedRunTest, ListsTheCheckpointsOfSave) {
   write("saved/latest_checkpointed_iteration.txt", "10");
   write("metrics.jsonl", "{\"step\":10}\n");
   write("metrics.jsonl.events", "{\"event\":\"start\",\"folder\":\"/gone\",\"arguments\":{\"save\":\"runs/saved\"}}\n");
-  const auto run = read_run(folder_.path());  // the folder was moved
+  const auto run = read_run(folder_.path());  // the folder may be moved
   ASSERT_EQ(run.checkpoints.size(), 1u);
   EXPECT_EQ(run.checkpoints[0].name, "iter_0000010");
   EXPECT_EQ(run.checkpoints[0].bytes, 10);

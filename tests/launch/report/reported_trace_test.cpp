@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr double kError = 1e-9;  // sums of a few doubles of about 1e-5
+constexpr double kError = 1e-9;  // rounding of sums of a few doubles near 1e-5
 
 class ReportedTraceTest : public ::testing::Test {
  protected:
@@ -34,7 +34,7 @@ class ReportedTraceTest : public ::testing::Test {
 };
 
 TEST_F(ReportedTraceTest, CommunicationIsExposedWhileNothingIsComputed) {
-  // compute 1000..1010 and 1020..1030; communication 1005..1025 in two spans that overlap
+  // compute: 1000..1010 and 1020..1030; communication: 1005..1025, in two overlapping spans
   const auto trace = read(span("aten::mm", 0, 1000, 10) + "," + span("aten::mm", 0, 1020, 10) + "," +
                           span("all_gather (x)", 34, 1005, 15) + "," + span("reduce_scatter (x)", 35, 1015, 10) + "," +
                           span("aten::add", 0, 1034, 1));

@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// Files below a folder of the test.
+/// Files in a folder of the test.
 class HydraDefaults : public testing::Test {
  protected:
   HydraDefaults() : folder_(std::filesystem::temp_directory_path() / ("hydra_" + std::to_string(::getpid()))) {
@@ -40,7 +40,7 @@ class HydraDefaults : public testing::Test {
   std::filesystem::path folder_;
 };
 
-// The expected maps are what hydra-core 1.3.2 composes of these files.
+// The expected maps are those that hydra-core 1.3.2 composes from these files.
 TEST_F(HydraDefaults, AreMergedAsHydraDoes) {
   EXPECT_EQ(compose("defaults:\n  - ../config/envs@_here_\n  - same\n  - group/one\n  - ../config/placed\n"
                     "  - group@deep.er: one\na: 2\nb: {y: 5, z: 6}\nlist: [9]\n"),

@@ -11,7 +11,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// As the examples of ROLL are written, with every section.
+/// Written as ROLL's examples, with every section.
 constexpr const char* kPipeline = R"(
 hydra: {run: {dir: .}}
 exp_name: "tiny"
@@ -177,7 +177,7 @@ TEST(RollWorker, InferenceTrainsNothing) {
   EXPECT_EQ(parsed.worker.infer_batch_size, 16);
 }
 
-/// kPipeline with one line instead of another.
+/// kPipeline with one line replaced.
 std::string with(const std::string& line, const std::string& other) {
   std::string text = kPipeline;
   const auto place = text.find(line);
@@ -271,7 +271,7 @@ TEST(RollWorker, EveryKeySaysWhatItTakes) {
   }
 }
 
-/// What the files of ROLL's examples have in strategy_config, as far as it is about experts.
+/// strategy_config in the files of ROLL's examples: the keys about experts.
 Parsed with_experts(const std::string& keys, int64_t ranks) {
   return parse_and_apply("sft_train:\n  model_args: {ulysses_size: 2}\n  strategy_args:\n"
                          "    strategy_config: {param_dtype: bf16, reduce_dtype: bf16, "
@@ -300,7 +300,7 @@ TEST(RollWorker, ExpertsOnRanksAndInGroupsOfTheirOwn) {
   EXPECT_THAT(with_experts("efsdp_size: 2, " + each, 8).told, HasSubstr("efsdp_size, for ep_size is 1"));
 }
 
-/// The workers of ROLL's examples for these strategies, by what differs between them.
+/// The workers of ROLL's examples with these strategies, reduced to the keys that differ.
 TEST(RollWorker, ExamplesOfRollAreReadAsTheyAre) {
   struct Example {
     const char* name;

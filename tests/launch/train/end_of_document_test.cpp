@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder with the files of a Hugging Face model, whose end is token 7, and of a GPT-2 tokenizer, whose end is 3.
+/// A folder with the files of a Hugging Face model (end-of-document token 7) and of a GPT-2 tokenizer (token 3).
 class EndOfDocument : public ::testing::Test {
  protected:
   EndOfDocument() {

@@ -59,7 +59,7 @@ std::shared_ptr<MultiModalModule> make(const Arguments& arguments) {
   return model;
 }
 
-/// Small, with windows of 3 tokens in the families that have some.
+/// A small network; in the families that have windows, with windows of 3 tokens.
 DecoderConfig small_config(const std::string& family) {
   const nlohmann::ordered_json config = {{"model_type", family},       {"vocab_size", 40},
                                          {"hidden_size", 16},          {"intermediate_size", 24},
@@ -96,7 +96,7 @@ TEST(DecoderModel, EveryNamedSubmoduleCanBeWrapped) {
   std::map<std::string, std::string> classes;
   for (const auto& item : model->named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
     const auto* hooked = dynamic_cast<HookedModule*>(item.value().get());
-    if (item.key() == "model.layers") continue;  // a container
+    if (item.key() == "model.layers") continue;  // skips the container
     ASSERT_NE(hooked, nullptr) << item.key();
     classes[item.key()] = hooked->class_name();
   }
@@ -126,7 +126,7 @@ TEST(DecoderModel, InitialisationAsMegatrons) {
   const auto parameters = make(arguments)->named_parameters();
   const auto std_of = [&](const char* name) { return parameters[name].std().item<double>(); };
   EXPECT_NEAR(std_of("model.layers.0.self_attn.q_proj.weight"), 0.02, 5e-4);
-  EXPECT_NEAR(std_of("model.layers.0.self_attn.o_proj.weight"), 0.01, 3e-4);  // over sqrt(2 layers)
+  EXPECT_NEAR(std_of("model.layers.0.self_attn.o_proj.weight"), 0.01, 3e-4);  // divided by sqrt(2 layers)
   EXPECT_NEAR(std_of("model.layers.1.mlp.down_proj.weight"), 0.01, 3e-4);
   EXPECT_NEAR(std_of("model.embed_tokens.weight"), 0.02, 5e-4);
   EXPECT_EQ(parameters["model.layers.1.mlp.down_proj.bias"].abs().max().item<double>(), 0);
@@ -143,7 +143,7 @@ TEST(DecoderModel, MegatronsDefaultNetworkTrains) {
   for (const auto& item : model->named_parameters()) {
     const auto& grad = item.value().grad();
     ASSERT_TRUE(grad.defined()) << item.key();
-    if (item.key().find("k_proj.bias") == std::string::npos) {  // softmax does not see it
+    if (item.key().find("k_proj.bias") == std::string::npos) {  // softmax cancels this bias
       EXPECT_GT(grad.abs().max().item<double>(), 0) << item.key();
     }
   }
@@ -167,12 +167,12 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
   if (!testing::on_simulated_device()) GTEST_SKIP() << "nobody waits for a CPU";
   const auto windows = make_small("gemma3_text");
   windows->to(testing::device_of_tests());
-  const auto in_bf16 = make(small_network());  // documents by flash attention
+  const auto in_bf16 = make(small_network());  // packed documents use flash attention
   in_bf16->to(at::kBFloat16);
   const auto host = at::TensorOptions(at::kLong).device(at::kCPU);
   for (const auto& model : std::vector<std::shared_ptr<MultiModalModule>>{make(small_network()), in_bf16, windows}) {
     for (const auto& positions : {at::Tensor(), at::arange(8, host).expand({2, 8})}) {
-      Batch whole;  // in memory that is not pinned
+      Batch whole;  // not pinned
       whole.set(kTokens, at::ones({2, 8}, host));
       whole.set(kLabels, whole.tokens());
       whole.set(kPositionIds, positions);
@@ -190,13 +190,13 @@ TEST(DecoderModel, TheHostWaitsForNoGpuWhateverThePositions) {
 
 using Results = std::map<std::string, at::Tensor>;
 
-/// Losses and gradients of two sequences on `device`, in host memory.
+/// Losses and gradients of two sequences, computed on `device`, returned in host memory.
 Results trained_on(c10::Device device, at::ScalarType dtype, const std::string& family, bool adapters) {
   const auto made = make_small(family);
   auto& model = *made;
   if (adapters) {
     add_lora(model, {.rank = 2, .target_modules = {"all-linear"}});
-    const at::NoGradGuard no_grad;  // adapters that have learnt nothing add zeros
+    const at::NoGradGuard no_grad;  // adapters are initialised to add zeros
     for (auto& item : model.named_parameters()) {
       if (item.key().find("lora_B") != std::string::npos) item.value().fill_(0.5);
     }
@@ -225,7 +225,7 @@ TEST(DecoderModel, AGpuTrainsEveryFamilyAsTheCpuDoes) {
     const auto expected = trained_on(at::kCPU, at::kDouble, family, adapters);
     const auto got = trained_on(at::kCUDA, at::kDouble, family, adapters);
     ASSERT_EQ(got.size(), expected.size());
-    // Attention is another kernel there; large adapters and routers make much of roundings.
+    // The GPU's attention is a different kernel; large adapters and routers amplify roundings.
     const auto expect_close = [&](const Results& found, double bar) {
       for (const auto& [name, value] : expected) {
         const double largest = value.abs().max().item<double>();
@@ -233,14 +233,14 @@ TEST(DecoderModel, AGpuTrainsEveryFamilyAsTheCpuDoes) {
         EXPECT_GT(largest, 0) << name;
       }
     };
-    // Gemma's norms compute in fp32, and are sums in another order there.
+    // Gemma's norms compute in fp32, and add in another order on the GPU.
     expect_close(got, std::string_view(family) == "gemma3_text" ? 4e-6 : 1e-11);
     if (adapters || std::string_view(family) == "qwen3_moe") continue;
     expect_close(trained_on(at::kCUDA, at::kFloat, family, adapters), 4e-6);
   }
 }
 
-// --neat-packing, and --reset-attention-mask with --reset-position-ids: a document trains as it would alone.
+// --neat-packing, and --reset-attention-mask with --reset-position-ids: a document trains as if it were alone.
 TEST(DecoderModel, PackedRowsTrainAsTheirDocumentsAlone) {
   for (const char* family : {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text"}) {
     SCOPED_TRACE(family);
@@ -249,7 +249,7 @@ TEST(DecoderModel, PackedRowsTrainAsTheirDocumentsAlone) {
     alone->to(testing::device_of_tests());
     const auto options = at::TensorOptions(at::kLong).device(testing::device_of_tests());
     const auto tokens = at::arange(22, options) * 7 % 40, labels = tokens.flip({0});
-    Batch rows;  // of 11: documents of 5 and 6 tokens, and one of 9, which is filled up
+    Batch rows;  // rows of 11 tokens: documents of 5 and 6, then one of 9 with padding
     rows.set(kTokens, tokens.view({2, 11}));
     rows.set(kLabels, labels.view({2, 11}));
     rows.document_lengths = on_host({5, 6, 9, 2});

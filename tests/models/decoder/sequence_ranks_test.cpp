@@ -30,7 +30,7 @@ using testing::message_of;
 using testing::run_ranks;
 
 TEST(Ulysses, SomeHeadsOfAllRowsAndBack) {
-  for (const int64_t length : {8, 7, 5}) {  // of 4 ranks: 2 2 2 2, 2 2 2 1, 2 2 1 0
+  for (const int64_t length : {8, 7, 5}) {  // rows of 4 ranks: 2 2 2 2, 2 2 2 1, 2 2 1 0
     run_ranks(4, [length](const ProcessGroupPtr& world) {
       const SequenceShard shard{world, length};
       const auto numbers = [length](int64_t heads) {
@@ -47,14 +47,14 @@ TEST(Ulysses, SomeHeadsOfAllRowsAndBack) {
       EXPECT_TRUE(heads[1].equal(k.narrow(2, world->rank(), 1)));
       const auto back = scatter_sequence(heads[0] * 2, shard);
       EXPECT_TRUE(back.equal(q_rows * 2));
-      (back * q_rows.detach()).sum().backward();  // k takes part without a gradient of its own
+      (back * q_rows.detach()).sum().backward();  // k takes part without a gradient
       EXPECT_TRUE(q_rows.grad().equal(2 * q_rows));
       EXPECT_TRUE(k_rows.grad().eq(0).all().item<bool>());
     });
   }
 }
 
-/// On one rank of two a sequence of 12 is short, and long as a whole.
+/// A sequence of 12 is longer than original_max_positions, but a rank's half of it is not.
 const RotaryConfig kLongerThan6{.kind = RotaryConfig::Kind::kLongrope,
                                 .original_max_positions = 6,
                                 .magnitude = 1.2,
@@ -88,7 +88,7 @@ struct LossAndGradients {
   std::map<std::string, at::Tensor> gradients;
 };
 
-/// Of an input in host memory, of which a rank that shares the sequence takes its rows.
+/// Losses and gradients of an input in host memory. A rank that shares the sequence takes its rows.
 LossAndGradients of_model(MultiModalModule& model, const Batch& whole) {
   LossAndGradients result;
   result.losses = testing::result_of(model, testing::rows_on(model, whole, testing::device_of_tests()));
@@ -107,28 +107,28 @@ LossAndGradients of_decoder(int64_t kv_heads, const RotaryConfig& rotary, const 
   return of_model(model, whole);
 }
 
-/// For all ranks: no GPU's memory is read by another while it works.
+/// Copies to the host, so that no GPU's memory is read while another works on it.
 LossAndGradients copied_to_host(LossAndGradients result) {
   result.losses = result.losses.detach().cpu();
   for (auto& [name, gradient] : result.gradients) gradient = gradient.cpu();
   return result;
 }
 
-/// `got` on each rank of a sequence against one rank's, in host memory. Collective.
+/// Compares `got` on each rank of a sequence with a single rank's results in host memory. Collective.
 void expect_same(const LossAndGradients& got, const LossAndGradients& expected, const SequenceShard& shard) {
-  // Other shapes take other kernels: as PyTorch's own fp32 tests, 1.3e-6 relative.
+  // Other shapes use other kernels: tolerance of PyTorch's fp32 tests, 1.3e-6 relative.
   const auto here = got.losses.device();
   EXPECT_TRUE(got.losses.allclose(shard.rows_of(expected.losses, 1).to(here), 1.3e-6, 1e-6));
   for (const auto& [name, gradient] : expected.gradients) {
     const auto sum = got.gradients.at(name).clone();
     shard.group->all_reduce(sum, ReduceOp::kSum).wait();
     const double largest = gradient.abs().max().item<double>();
-    // The vision tower's are behind all layers of the decoder: some roundings more.
+    // Gradients of the vision tower pass all layers of the decoder: a few more roundings.
     EXPECT_TRUE(sum.allclose(gradient.to(here), 0, 4e-6 * largest)) << name;
   }
 }
 
-/// Ranks, and places of a ring of them; the network and the batch.
+/// The ranks and the size of their ring; the network and the batch.
 struct SharedCase {
   int ranks = 2;
   int64_t ring = 1;
@@ -188,9 +188,8 @@ at::Tensor grids(std::initializer_list<int64_t> values) {
   return at::tensor(at::ArrayRef<int64_t>(values)).view({-1, 3});
 }
 
-/// 13 tokens: of 4 ranks 4 4 4 1, of 2 ranks 7 6; 9: 3 3 3 0, and 5 4. An image over the first
-/// border, a video over the second, an image behind the first; none in the last row, which ends
-/// before the others. In host memory.
+/// 13 tokens: 4 ranks have 4 4 4 1, 2 ranks have 7 6. 9 tokens: 3 3 3 0, and 5 4. An image crosses the first border, a
+/// video the second; a second image follows. The last row has no picture and ends before the others. In host memory.
 Batch pictures_over_borders(int64_t length = 13) {
   auto generator = at::detail::createCPUGenerator(5);
   const auto on_host = at::TensorOptions(at::kCPU);
@@ -216,7 +215,7 @@ TEST_P(UlyssesOfPictures, LossesAndGradientsAreThoseOfOneRank) {
   using Patches = std::vector<int64_t>;
   for (const auto& [length, ranks, patches] :
        {std::tuple{13, 2, Patches{36, 24}}, {13, 4, Patches{12, 36, 16, 0}}, {9, 4, Patches{12, 28, 24, 0}}}) {
-    // There the other two suffice, of two ranks and of four: all of them take too long.
+    // On the simulated device the other two cases suffice: all of them take too long.
     if (testing::on_simulated_device() && length == 13 && ranks == 4) continue;
     SCOPED_TRACE(c10::str(length, " tokens on ", ranks, " ranks"));
     const auto whole = pictures_over_borders(length);

@@ -1,4 +1,4 @@
-// Decoders that are cut over tensor-parallel ranks, under FSDP2 over the others, against whole ones.
+// Decoders sharded over tensor-parallel ranks, with FSDP2 over the others, compared with unsharded ones.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -49,7 +49,7 @@ DecoderConfig gpt_config() {
   config.activation = Activation::kGelu;
   config.gated_mlp = false;
   config.positions = PositionKind::kLearned;
-  config.attention_out_bias = config.mlp_bias = true;  // without rotation a bias of keys has no gradient
+  config.attention_out_bias = config.mlp_bias = true;  // without rotation the bias of keys has no gradient
   config.tie_word_embeddings = true;
   config.init_std = 0.3;
   return config;
@@ -62,7 +62,7 @@ std::shared_ptr<DecoderModel> make(const DecoderConfig& config, TensorParallelRa
   if (ranks != nullptr) context.tensor_parallel = std::move(ranks);
   auto model = std::make_shared<DecoderModel>(decoder_network(config), context);
   testing::init_weights(*model, 1);
-  for (auto& item : model->named_parameters()) {  // biases, which start as zeros, take part
+  for (auto& item : model->named_parameters()) {  // biases start as zeros; random values let them take part
     if (item.key().ends_with("bias")) item.value().set_data(item.value() + 0.1);
   }
   model->to(testing::device_of_tests());
@@ -74,17 +74,17 @@ Batch batch_of(int64_t seed) {
   const auto places = at::arange(24, at::TensorOptions(at::kLong).device(at::kCPU));
   batch.set(kTokens, (places.square() + 7 * seed).remainder(40).view({2, 12}));
   batch.set(kLabels, batch.tokens().roll(1, 1));
-  batch.labels().select(1, 3).fill_(-100);  // of no token
+  batch.labels().select(1, 3).fill_(-100);  // ignored
   return batch;
 }
 
 struct Layout {
-  int pieces = 2;    // ranks that share the layers
-  int sharding = 1;  // ranks that FSDP2 shards pieces over
+  int pieces = 2;    // tensor-parallel ranks
+  int sharding = 1;  // ranks over which FSDP2 shards each piece
   bool sequence_parallel = false;
 };
 
-/// A step of every rank; losses, gradients and norm are those of the whole model.
+/// Expects the losses, gradients and norm of a step on every rank to be those of the whole model.
 void expect_parity(const std::string& family, const Layout& layout) {
   SCOPED_TRACE(c10::str(family, ", ", layout.pieces, " pieces, ", layout.sharding, " shards",
                         layout.sequence_parallel ? ", sequence parallel" : ""));
@@ -104,7 +104,7 @@ void expect_parity(const std::string& family, const Layout& layout) {
     const auto device = testing::device_of_tests();
     const auto expected = testing::result_of(*plain, testing::rows_on(*plain, batch, device));
     const auto losses = testing::result_of(*model, testing::rows_on(*model, batch, device));
-    // Sums are cut into as many parts as there are ranks: as PyTorch's own fp32 tests, 1.3e-6 relative.
+    // Sums are split into as many parts as there are ranks: tolerance of PyTorch's fp32 tests, 1.3e-6 relative.
     EXPECT_TRUE(losses.allclose(expected, 1.3e-6, 2e-6)) << (losses - expected).abs().max();
     expected.sum().backward();
     losses.sum().backward();

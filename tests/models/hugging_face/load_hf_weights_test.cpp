@@ -22,8 +22,7 @@
 namespace megashard::testing {
 namespace {
 
-/// 22 hidden channels and 61 tokens: nothing divides by 3 ranks, and norms over heads leave a rank
-/// without rows.
+/// 22 hidden channels and 61 tokens: neither divides by 3 ranks, and norms over heads leave one rank without rows.
 Network small_network(bool tied) {
   Arguments arguments;
   arguments.num_layers = 2;
@@ -43,7 +42,7 @@ Network small_network(bool tied) {
   return decoder_network(decoder_config_from_flags(arguments));
 }
 
-/// A tied model with weights, and a directory that holds them.
+/// A tied model with weights, and a directory with its files.
 struct Saved {
   Saved() {
     model.init_weights();
@@ -70,12 +69,12 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
   for (const auto& item : saved.model.named_parameters()) whole[item.key()] = item.value().grad();
   run_ranks(3, [&](const ProcessGroupPtr& world) {
     DecoderModel model(small_network(/*tied=*/true));
-    model.fully_shard({.process_group = world});  // layers, then the root with both ends of the tie
+    model.fully_shard({.process_group = world});  // layers first, then the root with both tied weights
     EXPECT_TRUE(is_fsdp_module(*model.named_modules("", /*include_self=*/false)["model.layers.1"]));
     load_hf_weights(model, saved.folder.path());
     const auto here = tokens.to(device_of_tests());
     Batch input = testing::tokens_and_labels(here);
-    // Sharded, q, k and v are one product, and so are gate and up: sums in another order.
+    // Sharded, q, k and v are one product, and so are gate and up: they add in another order.
     EXPECT_LE((testing::result_of(model, input) - logits.to(here.device())).abs().max().item<double>(),
               2e-6 * logits.abs().max().item<double>());
     input.set(kLabels, here);
@@ -105,8 +104,8 @@ TEST(LoadHfWeights, AnUntiedHeadTakesTheEmbeddingAndIsTold) {
 
 using Renaming = std::function<std::string(const std::string&)>;
 
-/// Loads a tied model from its weights by other names, with a head that is not the embeddings where `head` is true,
-/// and with frequencies where `told` is there. What the error says; empty: it has the weights.
+/// Loads a tied model from weights with other names. With `head`: the head differs from the embeddings. With `told`:
+/// the files have frequencies. Returns the error; empty if the weights were loaded.
 std::string error_of_names(const Saved& saved, const Renaming& rename, bool head,
                            std::vector<std::string>* told = nullptr) {
   TemporaryFolder folder;

@@ -16,13 +16,12 @@ inline double error(const at::Tensor& got, const at::Tensor& want) {
   return ((got.to(at::kDouble) - want).abs().max() / want.abs().max()).item<double>();
 }
 
-/// Value and gradients of `fused` in each dtype against those of `plain` in fp64, on the same
-/// (rounded) inputs. No backend has kernels for fp64: there operators compute them.
+/// Compares value and gradients of `fused` in each dtype with those of `plain` in fp64, on the same (rounded) inputs.
+/// No backend has kernels for fp64: operators compute it.
 template <class Fused, class Plain>
 void expect_same(const Tensors& inputs, const Fused& fused, const Plain& plain) {
-  for (const auto& [dtype, tolerance] :
-       {std::pair{at::kFloat, 2e-6}, std::pair{at::kBFloat16, 2e-2}, std::pair{at::kHalf, 2.5e-3},
-        std::pair{at::kDouble, 2e-6}}) {
+  for (const auto& [dtype, tolerance] : {std::pair{at::kFloat, 2e-6}, std::pair{at::kBFloat16, 2e-2},
+                                         std::pair{at::kHalf, 2.5e-3}, std::pair{at::kDouble, 2e-6}}) {
     Tensors narrow;
     Tensors wide;
     for (const auto& input : inputs) {

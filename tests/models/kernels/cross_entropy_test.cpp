@@ -53,7 +53,7 @@ Tensor some_labels() {
 
 TEST(CrossEntropy, OfAHeadInPartsOfTheTokens) {
   const auto labels = some_labels();
-  for (const int64_t rows : {1, 5, 20, 21}) {  // the last: all at once
+  for (const int64_t rows : {1, 5, 20, 21}) {  // the last: one chunk
     expect_same(
         {at::randn({3, 7, 16}), at::randn({101, 16})},
         [&](const Tensors& in) {
@@ -75,7 +75,7 @@ TEST(CrossEntropy, OfAHeadInPartsAndPiecesOfTheVocabulary) {
     const auto got = linear_cross_entropy(own_x, own_w, labels, world, {}, 4 * 50).of_tokens;
     EXPECT_TRUE(at::allclose(got, losses, 1e-5, 1e-5));
     const auto grads = torch::autograd::grad({got}, {own_x, own_w}, {grad});
-    world->all_reduce(grads[0], ReduceOp::kSum).wait();  // of what each piece of the head gives
+    world->all_reduce(grads[0], ReduceOp::kSum).wait();  // sum over the ranks' parts of the head
     EXPECT_TRUE(at::allclose(grads[0], wanted[0], 1e-5, 1e-5));
     EXPECT_TRUE(at::allclose(grads[1], wanted[1].narrow(0, world->rank() * 50, 50), 1e-5, 1e-5));
   });
@@ -118,7 +118,7 @@ TEST(CrossEntropy, WeightsAndPiecesOfTheVocabulary) {
   });
 }
 
-/// A 16-bit gradient is scaled in fp32: 0.3 itself is 0.2% off in bf16.
+/// 16-bit gradients are scaled in fp32: 0.3 itself is off by 0.2% in bf16.
 TEST(CrossEntropy, TheWeightedSumMayBeScaled) {
   const auto labels = some_labels();
   const auto x = at::randn({3, 7, 16}).to(at::kBFloat16).requires_grad_();
@@ -154,7 +154,7 @@ TEST(CrossEntropy, OfAHeadInPartsNeverHasAllLogits) {
     peaks.push_back(allocator.peak() - before);
   }
   allocator.stop();
-  EXPECT_THAT(peaks, ::testing::Each(::testing::Lt(256 * 4096 * 4 / 4)));  // of all; those of 16 tokens are a sixteenth
+  EXPECT_THAT(peaks, ::testing::Each(::testing::Lt(256 * 4096 * 4 / 4)));  // of all; 16 tokens take a sixteenth
 }
 
 TEST(CrossEntropy, ALabelOutsideTheVocabularyIsAnError) {

@@ -14,8 +14,8 @@
 namespace megashard {
 namespace {
 
-/// One number of e4m3 (or e5m2) in fp64: the nearest with 3 (2) binary digits, ties to even; below 2^-6 (2^-14) on a
-/// grid of 2^-9 (2^-16).
+/// Rounds to e4m3 (e5m2), in fp64: the nearest number with 3 (2) binary digits, ties to even. Below 2^-6 (2^-14) the
+/// grid is 2^-9 (2^-16).
 double nearest(double x, at::ScalarType format) {
   const bool e5m2 = format == at::kFloat8_e5m2;
   const int digits = e5m2 ? 2 : 3, least = e5m2 ? -14 : -6;
@@ -27,7 +27,7 @@ double nearest(double x, at::ScalarType format) {
 
 double largest_of(at::ScalarType format) { return format == at::kFloat8_e5m2 ? 57344 : 448; }
 
-/// Rounded with one scale for all numbers, or for each `block` of a row.
+/// Rounded with one scale for all numbers, or with one for each `block` of a row.
 at::Tensor rounded(const at::Tensor& x, at::ScalarType format, int64_t block) {
   const at::Tensor result = x.to(at::kDouble).contiguous().clone();
   const int64_t rows = result.size(0), length = result.size(1);

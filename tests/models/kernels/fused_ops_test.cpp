@@ -38,7 +38,7 @@ TEST(FusedOps, Linear) {
 
 TEST(FusedOps, RmsNorm) {
   expect_same(
-      {at::randn({3, 5, 37}) * 3, at::randn({37})},  // 37: whole lanes and a rest
+      {at::randn({3, 5, 37}) * 3, at::randn({37})},  // 37: full lanes and a remainder
       [](const Tensors& in) { return rms_norm(in[0], in[1], 1e-5); },
       [](const Tensors& in) { return in[1] * in[0] * (in[0].square().mean({-1}, true) + 1e-5).rsqrt(); });
 }
@@ -68,7 +68,7 @@ TEST(FusedOps, RotateWithStridesAndARest) {
     return at::cat({a * c - b * s, b * c + a * s, x.narrow(3, 6, 2)}, 3);
   };
   expect_same(
-      {at::randn({2, 5, 4, 8})},  // [B, H, T, D], turned as its transpose
+      {at::randn({2, 5, 4, 8})},  // [B, H, T, D], rotated as its transpose
       [&](const Tensors& in) {
         const auto dtype = in[0].scalar_type();
         return rotate(in[0].transpose(1, 2), cos.to(dtype), sin.to(dtype));

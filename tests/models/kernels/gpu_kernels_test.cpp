@@ -1,5 +1,5 @@
-// The row kernels of GPUs beside the formulas in fp64 and beside the CPU's kernels: their host form; on the simulated
-// device, with what is declared of them; and on a GPU, where there is one (CudaRowKernels).
+// Compares the row kernels of GPUs with the formulas in fp64 and with the CPU's kernels: in their host form, on the
+// simulated device with their declared accesses, and on a GPU if there is one (CudaRowKernels).
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
@@ -47,23 +47,24 @@ Tensor labels_below(int64_t width, int64_t rows) {
   return at::randint(0, width, {rows}, generator, at::TensorOptions(at::kCPU).dtype(at::kLong));
 }
 
-/// The same numbers, dense, on `device`; `shift` elements past an address that vectors can have.
+/// A dense copy on `device`, `shift` elements after an address that is aligned for vectors.
 Tensor placed(const Tensor& x, c10::Device device, int64_t shift) {
   const Tensor memory = at::empty({x.numel() + shift}, x.options().device(device));
   return memory.narrow(0, shift, x.numel()).view(x.sizes()).copy_(x);
 }
 
-/// One rounding to the dtype, twice where a result is rounded before its last product too; sums of fp32 in any order.
+/// Tolerance: one rounding to the dtype, two if a result is also rounded before its last product; fp32: sums in any
+/// order.
 double roundings(at::ScalarType dtype) {
   if (dtype == at::kFloat) return 2e-6;
   return dtype == at::kBFloat16 ? 0x1p-8 : 0x1p-10;
 }
 
-/// Beside a CPU's norms, whose 4 lanes (without AVX2) add up a quarter of a row one after the other.
+/// Tolerance for comparisons with a CPU's norms: without AVX2 each of its 4 lanes adds a quarter of a row in sequence.
 double beside_cpu(at::ScalarType dtype) { return std::max(roundings(dtype), 1e-5); }
 
-/// NaN and infinities at the same places, and the other numbers within `bar` of the largest, or of `terms`, whose
-/// difference they are; fp16 near zero, within its smallest number.
+/// Expects NaN and infinities at the same places, and other values within `bar` times the largest value. If values are
+/// differences of larger terms, `terms` is their size. fp16 near zero may differ by its smallest number.
 void expect_close(const Tensor& on_device, const Tensor& wanted, double bar, const std::string& what,
                   double terms = 0) {
   const Tensor got = on_device.cpu().to(at::kDouble), want = wanted.to(at::kDouble);
@@ -85,7 +86,7 @@ struct Place {
   std::string text() const { return c10::str(dtype, " on ", device, " shifted by ", shift); }
 };
 
-/// In each dtype, at 16 bytes and not.
+/// Calls `body` for each dtype, aligned to 16 bytes and not aligned.
 template <class Body>
 void in_each_place(c10::Device device, const Body& body) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -93,7 +94,7 @@ void in_each_place(c10::Device device, const Body& body) {
   }
 }
 
-/// A sum and its norm have the bits of one after the other, and so the gradients; `other` is any of x's sizes.
+/// Expects the fused sum and norm, and their gradients, to have the bits of the separate ones. `other` has x's sizes.
 void check_added(const Tensor& x, const Tensor& other, const Tensor& weight, const std::string& what) {
   const auto [sum, y, inverse_rms] = gpu::add_rms_norm(x, other, weight, kEps);
   const auto [y_alone, inverse_alone] = gpu::rms_norm(sum, weight, kEps);
@@ -106,7 +107,7 @@ void check_added(const Tensor& x, const Tensor& other, const Tensor& weight, con
   expect_close(of_weight, of_weight_alone.cpu(), 0, what);
 }
 
-/// Finite inputs beside fp64, too.
+/// Compares with the CPU's kernels and, if inputs are finite, with fp64.
 void check_rms_norm(const Place& place, const Tensor& x, const Tensor& weight, const Tensor& grad_y, bool finite) {
   const auto what = c10::str("rms_norm ", x.sizes(), " ", place.text());
   const double bar = roundings(place.dtype);
@@ -125,7 +126,7 @@ void check_rms_norm(const Place& place, const Tensor& x, const Tensor& weight, c
   const double terms = finite ? (grad_y * weight).abs().max().item<double>() * cpu_inverse.max().item<double>() : 0;
   expect_close(grad_x, cpu_grad_x, beside_cpu(place.dtype), what, terms);
   expect_close(grad_weight, cpu_grad_weight, beside_cpu(place.dtype),
-               what);  // of rounded numbers, where one may be another
+               what);  // sums of rounded values, some of which may be rounded differently
   check_added(on(x), on(grad_y), on(weight), what);
   if (!finite) return;
   const Tensor wide = x.to(at::kDouble), factor = weight.to(at::kDouble), gradient = grad_y.to(at::kDouble);
@@ -140,7 +141,7 @@ void check_rms_norm(const Place& place, const Tensor& x, const Tensor& weight, c
 
 void check_rms_norm(c10::Device device) {
   in_each_place(device, [](const Place& place) {
-    // Warps and blocks; in vectors and not; rows that registers do not hold; 1 to 5 groups, and 50.
+    // Covers warps and blocks, vectors and single elements, rows that do not fit in registers, 1 to 5 and 50 groups.
     for (const auto& [rows, width] :
          {std::pair{1, 1}, {5, 3}, {17, 17}, {17, 64}, {9, 1024}, {5, 1536}, {9, 4097}, {9, 16384}, {200, 24}}) {
       check_rms_norm(place, 3 * normal({rows, width}, place.dtype), normal({width}, place.dtype),
@@ -159,7 +160,7 @@ void check_rms_norm(c10::Device device) {
   });
 }
 
-/// Of columns of one tensor, as of dense ones.
+/// Inputs may be columns of one tensor; results equal those of dense inputs.
 void check_swiglu_of_columns(const Place& place, int64_t width) {
   const auto what = c10::str("swiglu of columns ", width, " ", place.text());
   const Tensor both = placed(normal({2, 3, 2 * width}, place.dtype), place.device, place.shift);
@@ -184,7 +185,7 @@ void check_swiglu(const Place& place, const Tensor& gate, const Tensor& up, cons
   const auto [cpu_grad_gate, cpu_grad_up] = fused_operators().swiglu_backward(grad_y, gate, up);
   expect_close(grad_gate, cpu_grad_gate, bar, what);
   expect_close(grad_up, cpu_grad_up, bar, what);
-  Tensor product = on(grad_y);  // and then, in its place, y
+  Tensor product = on(grad_y);  // y then replaces it in place
   const auto [again_grad_gate, again_grad_up] = gpu::swiglu_backward_(product, on(gate), on(up));
   expect_close(product, y.cpu(), 0, what);
   expect_close(again_grad_gate, grad_gate.cpu(), 0, what);
@@ -224,7 +225,7 @@ void check_rotation(const Place& place, const RotaryCase& shape) {
   const Tensor angles = 3 * normal({batch, length, shape.half}, at::kFloat);
   const Tensor tables = shape.table_per_batch ? angles : angles[0];
   const Tensor cos = tables.cos().to(place.dtype), sin = tables.sin().to(place.dtype);
-  const Tensor wide = normal({batch, heads + 1, length, shape.head_dim}, place.dtype);  // a head that is of others
+  const Tensor wide = normal({batch, heads + 1, length, shape.head_dim}, place.dtype);  // one head does not belong to x
   const auto heads_of = [&](const Tensor& memory) { return memory.narrow(1, 0, heads).transpose(1, 2); };
   const auto on = [&](const Tensor& tensor) { return placed(tensor, place.device, place.shift); };
   for (const bool back : {false, true}) {
@@ -260,7 +261,8 @@ void check_cross_entropy(const Place& place, const Tensor& logits, const Tensor&
   expect_close(stats, cpu_stats, 2e-6, what);
   gpu::cross_entropy_backward_(gradient, on(labels), stats, on(grad_loss));
   fused_operators().cross_entropy_backward_(cpu_gradient, labels, cpu_stats, grad_loss);
-  expect_close(gradient, cpu_gradient, std::max(roundings(place.dtype), 1e-5), what);  // of exp(x - statistics)
+  expect_close(gradient, cpu_gradient, std::max(roundings(place.dtype), 1e-5),
+               what);  // rounding of exp(x - statistics)
   if (!finite) return;
   const Tensor all = at::log_softmax(logits.to(at::kDouble), 1), counted = labels.ge(0);
   const Tensor at_label = all.gather(1, labels.clamp_min(0).unsqueeze(1)).squeeze(1);
@@ -276,7 +278,7 @@ void check_cross_entropy(c10::Device device) {
       const Tensor labels = labels_below(width, rows);
       if (rows > 2) {
         labels[1] = kIgnoredLabel;
-        labels[2] = -1;  // of another rank's piece
+        labels[2] = -1;  // in the vocabulary part of another rank
       }
       check_cross_entropy(place, 10 * normal({rows, width}, place.dtype), labels, true);
     }
@@ -301,7 +303,7 @@ TEST(GpuKernels, ALabelPastTheRowIsAnError) {
   EXPECT_THROW(gpu::cross_entropy(normal({1, 5}, at::kFloat), at::full({1}, 5, at::kLong)), c10::Error);
 }
 
-// Each array that a kernel reads is written on another stream, without an event in between.
+// Another stream writes each array that a kernel reads, without an event in between: each access must be reported.
 TEST(GpuKernels, TheSimulatedDeviceKnowsWhatTheyReadAndWrite) {
   MEGASHARD_SIM_ONLY();
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
@@ -362,7 +364,7 @@ TEST_F(CudaRowKernels, Swiglu) { check_swiglu(gpu_); }
 TEST_F(CudaRowKernels, Rotation) { check_rotation(gpu_); }
 TEST_F(CudaRowKernels, CrossEntropy) { check_cross_entropy(gpu_); }
 
-// Sums, products, divisions and roots are IEEE's in the same order; exp alone is another function there.
+// Sums, products, divisions and roots follow IEEE in the same order; only exp is a different function there.
 TEST_F(CudaRowKernels, HaveTheBitsOfTheirHostForm) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const int64_t width : {17, 64, 1536, 4097, 16384}) {

@@ -1,4 +1,4 @@
-// Products of groups of rows with weights of their own: beside fp64 and beside one product after the other.
+// Products of groups of rows, each with its own weights: compared with fp64 and with one product after the other.
 
 #include "models/kernels/grouped_linear.h"
 
@@ -30,7 +30,7 @@ RowGroupsPtr groups_of(const Counts& counts) {
   return c10::make_intrusive<RowGroups>(at::tensor(counts, at::kLong).to(device_of_tests()), rows_of(counts));
 }
 
-/// What grouped_linear is to be: for each of a group's weights the rows of all groups, [N, out].
+/// The expected result of grouped_linear: for each weight of a group, the rows of all groups, [N, out].
 Tensors one_by_one(const at::Tensor& x, at::TensorList weights, const Counts& counts) {
   const auto pieces = x.split_with_sizes(counts);
   const size_t each = weights.size() / counts.size();
@@ -57,7 +57,7 @@ TEST(GroupedLinear, HasTheNumbersOfFp64) {
         EXPECT_TRUE(can_group(all[0], weights, 4));
         return grouped_linear(all[0], weights, groups_of(counts))[0];
       };
-      // Gradients of groups without rows, of which `error` would divide by zero, are in what is compared.
+      // Weights are joined for the comparison: groups without rows have zero gradients, by which `error` would divide.
       const auto plain = [&](const Tensors& all) {
         return one_by_one(all[0], at::TensorList(all).slice(1), counts)[0];
       };
@@ -73,7 +73,7 @@ TEST(GroupedLinear, HasTheNumbersOfFp64) {
   }
 }
 
-/// Two weights for each group, gathered side by side.
+/// Two weights for each group, adjacent in memory when gathered.
 struct PairsImpl : torch::nn::Module {
   PairsImpl(const Counts& of_groups, int64_t out, int64_t in) : counts(of_groups) {
     for (size_t i = 0; i < 2 * counts.size(); ++i)
@@ -93,7 +93,7 @@ struct PairsImpl : torch::nn::Module {
 };
 using Pairs = Hooked<PairsImpl>;
 
-/// Results, and gradients of the input and of this rank's rows of what is trained.
+/// Results, gradients of the input, and gradients of this rank's rows of the trainable weights.
 Tensors run(Pairs& model, at::ScalarType dtype, int64_t out, int64_t in) {
   const auto device = device_of_tests();
   const int64_t rows = rows_of(model.counts);
@@ -161,7 +161,7 @@ TEST(GroupedLinear, OfWeightsThatLieAdjacent) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     for (const Counts& counts : kCounts) {
       expect_the_same(world, counts, at::kBFloat16, 1e-2);
-      if (on_simulated_device()) continue;  // no kernel, as on a GPU
+      if (on_simulated_device()) continue;  // the simulated device has no such kernel
       expect_the_same(world, counts, at::kFloat, 2e-6);
       expect_the_same(world, counts, at::kHalf, 2e-3);
     }
@@ -177,7 +177,7 @@ TEST(GroupedLinear, OnADeviceTheHostDoesNotWait) {
     auto options = resharding(world);
     options.mixed_precision.param_dtype = at::kBFloat16;
     fully_shard(model, options);
-    run(model, at::kBFloat16, 16, 32);  // what happens once
+    run(model, at::kBFloat16, 16, 32);  // warm-up: allocations that happen once
     const auto x = fixed({33, 32}, 30).to(device_of_tests(), at::kBFloat16).requires_grad_();
     simulated_cuda().log_host_syncs(true);
     simulated_cuda().take_host_syncs();

@@ -1,5 +1,5 @@
-// The norm of each head with its rotary embedding, on CPUs, in the host form of the GPU's threads, on the simulated
-// device and, where there is one, on a GPU.
+// The fused head norm and rotary embedding: on CPUs, in the host form of the GPU's threads, on the simulated device
+// and, if there is one, on a GPU.
 
 #include "models/kernels/head_kernels.h"
 
@@ -31,15 +31,24 @@ struct Heads {
   int64_t head_dim, half;
   bool table_per_batch = false, zero_centered = false;
 };
-// Groups of 8 threads and warps, in vectors and not; channels that stay; the widest.
-const std::vector<Heads> kHeads = {{8, 4},        {8, 3, true}, {17, 1},           {64, 32},        {96, 16, true},
-                                   {128, 64},     {250, 125},   {256, 128, true}, {256, 8},        {64, 32, true, true},
+// Groups of 8 threads and warps; vectors and single elements; channels without rotation; the widest heads.
+const std::vector<Heads> kHeads = {{8, 4},
+                                   {8, 3, true},
+                                   {17, 1},
+                                   {64, 32},
+                                   {96, 16, true},
+                                   {128, 64},
+                                   {250, 125},
+                                   {256, 128, true},
+                                   {256, 8},
+                                   {64, 32, true, true},
                                    {128, 64, false, true}};
 
 struct Inputs {
   Tensor x, weight, cos, sin, grad_y;
 
-  /// x has strides of a head that others have, too, and lies `shift` elements past what vectors need.
+  /// x is a strided view (its tensor has one more head) and starts `shift` elements after an address aligned for
+  /// vectors.
   Inputs(const Heads& heads, at::ScalarType dtype, int64_t shift = 0) {
     auto generator = at::detail::createCPUGenerator(9);
     const auto normal = [&](at::IntArrayRef sizes) { return at::randn(sizes, generator, at::TensorOptions(at::kCPU)); };
@@ -61,7 +70,7 @@ struct Inputs {
   }
 };
 
-/// y, grad_x, grad_weight by autograd of `function` at leaves of `dtype`.
+/// y, grad_x and grad_weight by autograd of `function`, with leaves of `dtype`.
 template <class Function>
 std::vector<Tensor> differentiated(const Inputs& in, at::ScalarType dtype, c10::Device device,
                                    const Function& function) {
@@ -80,7 +89,7 @@ auto fused(const Heads& heads) {
   };
 }
 
-/// The formula, in the dtype of its arguments: fp64.
+/// The formula in the dtype of its arguments (fp64).
 auto formula(const Heads& heads) {
   return [=](const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin) {
     const Tensor factor = heads.zero_centered ? weight + 1 : weight;
@@ -92,7 +101,7 @@ auto formula(const Heads& heads) {
   };
 }
 
-/// As models/layers/norm.cpp and attention.cpp compute it apart.
+/// The separate operations, as models/layers/norm.cpp and attention.cpp compute them.
 auto apart(const Heads& heads) {
   return [=](const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin) {
     if (!heads.zero_centered) return rotate(rms_norm(x, weight, kEps), cos, sin);
@@ -101,7 +110,7 @@ auto apart(const Heads& heads) {
   };
 }
 
-/// Two roundings to the dtype on the way (fp32: sums in any order), of the largest number.
+/// Tolerance: two roundings to the dtype (fp32: sums in any order), relative to the largest value.
 void expect_close(const Tensor& got, const Tensor& want, at::ScalarType dtype, const std::string& what) {
   const double unit = dtype == at::kFloat ? 4e-6 : dtype == at::kBFloat16 ? 0x1p-6 : 0x1p-9;
   const Tensor difference = (got.to(at::kDouble) - want.to(at::kDouble)).abs();
@@ -131,7 +140,7 @@ TEST(NormAndRotate, HasTheBitsOfOneAfterTheOther) {
       const Inputs in(heads, dtype);
       const auto got = differentiated(in, dtype, c10::kCPU, fused(heads));
       const auto want = differentiated(in, dtype, c10::kCPU, apart(heads));
-      // Where a head ends within a vector, the compiler fuses other products and sums: seen in fp32.
+      // If a head ends within a vector, the compiler fuses other products and sums. This shows in fp32.
       const bool same = dtype != at::kFloat || heads.head_dim % 16 == 0;
       for (size_t i = 0; i < got.size(); ++i) {
         if (same) {
@@ -159,10 +168,10 @@ void check_threads(c10::Device device) {
         const Inputs in(heads, dtype, shift);
         const auto all = in.on(device);
         const auto [y, rms] = gpu::norm_and_rotate(all[0], all[1], all[2], all[3], kEps, heads.zero_centered);
-        const auto [grad_x, grad_weight] = gpu::norm_and_rotate_backward(all[4], all[0], all[1], all[2], all[3], rms,
-                                                                         heads.zero_centered, true);
-        const auto [no_weight, none] = gpu::norm_and_rotate_backward(all[4], all[0], all[1], all[2], all[3], rms,
-                                                                     heads.zero_centered, false);
+        const auto [grad_x, grad_weight] =
+            gpu::norm_and_rotate_backward(all[4], all[0], all[1], all[2], all[3], rms, heads.zero_centered, true);
+        const auto [no_weight, none] =
+            gpu::norm_and_rotate_backward(all[4], all[0], all[1], all[2], all[3], rms, heads.zero_centered, false);
         EXPECT_FALSE(none.defined());
         EXPECT_TRUE(no_weight.equal(grad_x));
         const auto want = differentiated(in, at::kDouble, c10::kCPU, formula(heads));

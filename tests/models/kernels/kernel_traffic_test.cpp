@@ -1,4 +1,4 @@
-// What traffic_of() says of the kernels: their loads and stores, counted, and the figures of docs/kernels.md.
+// Compares traffic_of() with the counted loads and stores of the kernels, and with the figures of docs/kernels.md.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 
 namespace megashard::gpu {
 
-/// bf16 whose loads and stores by the kernels are counted.
+/// bf16 that counts the kernels' loads and stores.
 struct CountedBits {
   uint16_t bits;
 };
@@ -40,9 +40,9 @@ void store(T* to, const Vector<T, kVector>& values) {
 
 namespace {
 
-constexpr FloatFormat kFormat = FloatFormat::kBFloat16;  // of the launches; their numbers are CountedBits
+constexpr FloatFormat kFormat = FloatFormat::kBFloat16;  // the launches' format; their numbers are CountedBits
 
-/// Memory at 16 bytes.
+/// Memory aligned to 16 bytes.
 struct Numbers {
   explicit Numbers(int64_t numel) : vectors(static_cast<size_t>(numel + 7) / 8) {}
   void* data() { return vectors.data(); }
@@ -70,7 +70,7 @@ int64_t bytes_of_threads(int threads, const Run& run) {
 }
 
 TEST(KernelTraffic, IsWhatTheThreadsLoadAndStore) {
-  constexpr int64_t kRows = 3, kWidth = 30000;  // longer than registers hold
+  constexpr int64_t kRows = 3, kWidth = 30000;  // does not fit in registers
   Numbers x(kRows * kWidth), y(kRows * kWidth), grad(kRows * kWidth), other(kRows * kWidth), weight(kWidth);
   std::vector<float> floats(2 * kRows);
   const std::vector<int64_t> labels{5, -100, -1};
@@ -160,7 +160,7 @@ TEST(KernelTraffic, IsWhatTheThreadsLoadAndStore) {
 
   const CrossEntropyRows entropy{x.data(), labels.data(), floats.data(), floats.data(), kRows, 4097, kFormat};
   EXPECT_EQ(bytes_of_rows<CrossEntropyThreads<CountedBits>>(entropy),
-            traffic_of(entropy).moved - kRows * (20 + 2));  // labels and fp32; the label's logit is no load()
+            traffic_of(entropy).moved - kRows * (20 + 2));  // labels and fp32; the label's logit is not read by load()
   const CrossEntropyGradRows entropy_grad{x.data(), labels.data(), floats.data(), floats.data(),
                                           kRows,    20000,         -100,          kFormat};
   using GradThreads = CrossEntropyGradThreads<CountedBits>;
@@ -172,7 +172,7 @@ TEST(KernelTraffic, IsWhatTheThreadsLoadAndStore) {
             traffic_of(entropy_grad).moved - kRows * 20);
 }
 
-/// In MB, as the table of docs/kernels.md has them.
+/// Figures in MB, as in the table of docs/kernels.md.
 void expect_megabytes(const Traffic& traffic, double moved, double first, double least) {
   EXPECT_NEAR(static_cast<double>(traffic.moved) / 1e6, moved, 0.05);
   EXPECT_NEAR(static_cast<double>(traffic.moved - traffic.again) / 1e6, first, 0.05);
@@ -198,7 +198,7 @@ RmsNormGradRows norm_grad(int64_t rows, int64_t width, float* partial) {
   return launch;
 }
 
-/// A sequence of 8,192 tokens of Llama 3 8B; 2^26 elements of fp32 copied to bf16, or of bf16 in fp8.
+/// A sequence of 8,192 tokens of Llama 3 8B; 2^26 elements copied from fp32 to bf16, or from bf16 to fp8.
 TEST(KernelTraffic, OfTheTableOfTheDocumentation) {
   constexpr int64_t kTokens = 8192, kMany = int64_t{1} << 26;
   float any = 0;

@@ -1,4 +1,4 @@
-// Queries and keys that are turned where a joint product left them.
+// Rotates queries and keys in place, as columns of the joint product.
 
 #include "models/kernels/rotate_columns.h"
 
@@ -29,13 +29,15 @@ Inputs inputs(at::ScalarType dtype, int64_t half, bool of_batch) {
   const auto device = device_of_tests();
   const auto angles = 3 * (of_batch ? at::randn({kBatch, kLength, half}) : at::randn({kLength, half}));
   Inputs made{at::randn({kBatch, kLength, (kQueries + 2 * kKeys) * kHeadDim}).to(device, dtype),
-              angles.cos().to(device, dtype), angles.sin().to(device, dtype), {}};
+              angles.cos().to(device, dtype),
+              angles.sin().to(device, dtype),
+              {}};
   for (const int64_t heads : {kQueries, kKeys, kKeys})
     made.grads.push_back(at::randn({kBatch, kLength, heads, kHeadDim}).to(device, dtype));
   return made;
 }
 
-/// In joint_linear's place: columns of one tensor, whose gradients are to come as such.
+/// Stands in for joint_linear: outputs are columns of one tensor, and their gradients must be columns of one, too.
 struct Columns : torch::autograd::Function<Columns> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* /*context*/,
                                                 const at::Tensor& whole) {

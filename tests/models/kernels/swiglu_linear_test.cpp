@@ -1,4 +1,4 @@
-// SwiGLU and the linear layer behind it, without keeping what passes between them.
+// SwiGLU and the linear layer after it, without keeping the activation between them.
 
 #include "models/kernels/swiglu_linear.h"
 
@@ -25,7 +25,7 @@ TEST(SwigluLinear, HasTheNumbersOfFp64) {
       [](const Tensors& in) { return at::linear(at::silu(in[0]) * in[1], in[2], in[3]); });
 }
 
-/// The result and the gradients of gate and up, columns of one tensor, and of what is trained.
+/// The result, the gradients of gate and up (columns of one tensor), and the gradients of the trainable parameters.
 Tensors run(const at::Tensor& wide, const Tensors& trained, const at::Tensor& grad, const auto& body) {
   const auto parts = wide.chunk(2, -1);
   const Tensors leaves{parts[0].detach().requires_grad_(), parts[1].detach().requires_grad_()};

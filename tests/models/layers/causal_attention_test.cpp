@@ -21,7 +21,7 @@ using testing::Heads;
 using testing::message_of;
 
 struct Case {
-  std::vector<int64_t> documents{};  // empty: each row is one
+  std::vector<int64_t> documents{};  // empty: each row is one document
   int64_t window = 0;
   int64_t rows = 1, length = 24;
   int64_t heads = 4, kv_heads = 4, width = 8;
@@ -33,7 +33,7 @@ at::Tensor lengths_of(const std::vector<int64_t>& lengths) {
   return lengths.empty() ? at::Tensor() : at::tensor(lengths, at::TensorOptions(at::kLong).device(at::kCPU));
 }
 
-/// Which keys of all rows the queries of all rows see.
+/// Mask of the keys that each query sees, over all rows.
 at::Tensor seen_by(const Case& c) {
   auto documents = c.documents;
   if (documents.empty()) documents.assign(static_cast<size_t>(c.rows), c.length);
@@ -74,10 +74,10 @@ void expect_formula(const Case& c) {
   const at::Tensor out = causal_attention(mine.q, mine.k, mine.v, span, {.scale = c.scale});
   EXPECT_EQ(out.scalar_type(), c.dtype);
   (out * weight.to(device)).sum().backward();
-  // The kernels' exponentials are good to 1e-6, and gradients are sums of some; bf16 rounds by 2^-9.
+  // The kernels' exponentials are accurate to 1e-6, and gradients add a few of them; bf16 rounds by 2^-9.
   const double bar = c.dtype == at::kBFloat16 ? 1e-2 : 3e-6;
   const auto compare = [&](const char* name, const at::Tensor& got, const at::Tensor& wanted) {
-    // Gradients of queries and keys are differences of sums of about 1.
+    // Gradients of queries and keys are differences of sums near 1.
     const double largest = std::max(wanted.abs().max().item<double>(), 1.0);
     EXPECT_LE((got.detach().cpu().to(at::kDouble) - wanted.detach()).abs().max().item<double>(), bar * largest) << name;
   };
@@ -101,20 +101,20 @@ TEST(CausalAttention, AQuerySeesTheLastKeysOfItsDocument) {
 }
 
 TEST(CausalAttention, LongWindowsAreTakenInParts) {
-  for (const int64_t window : {257, 300, 512}) {  // 256 queries at a time, with a part or two before them
+  for (const int64_t window : {257, 300, 512}) {  // blocks of 256 queries, with one or two blocks before them
     expect_formula({.window = window, .length = 900, .heads = 2, .kv_heads = 1});
     expect_formula({.documents = {100, 800}, .window = window, .length = 900, .heads = 2, .kv_heads = 1});
   }
 }
 
-TEST(CausalAttention, HeadsOfEveryWidth) {  // the CPU's kernel takes them 64, 32 and 16 channels at a time
+TEST(CausalAttention, HeadsOfEveryWidth) {  // the CPU's kernel processes 64, 32 and 16 channels at a time
   for (const int64_t width : {16, 24, 32, 48, 64, 80, 128}) {
     expect_formula({.rows = 2, .length = 130, .heads = 2, .kv_heads = 1, .width = width});
     expect_formula({.documents = {60, 3, 67}, .window = 40, .length = 130, .heads = 2, .kv_heads = 2, .width = width});
   }
 }
 
-TEST(CausalAttention, InBf16) {  // on a GPU one call for all
+TEST(CausalAttention, InBf16) {  // a GPU needs one call for all documents
   expect_formula({.documents = {5, 19, 24}, .rows = 2, .kv_heads = 2, .dtype = at::kBFloat16});
   expect_formula({.documents = {5, 19, 24}, .window = 4, .rows = 2, .width = 6, .dtype = at::kBFloat16});
   expect_formula({.window = 7, .rows = 2, .dtype = at::kBFloat16, .scale = 0.5});

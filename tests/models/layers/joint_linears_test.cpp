@@ -1,4 +1,4 @@
-// Layers of one input: one product where their weights lie adjacent, and the numbers of the layers one by one.
+// Linear layers with the same input: one product if their weights are adjacent, with the results of separate layers.
 
 #include "models/layers/joint_linears.h"
 
@@ -17,7 +17,7 @@ namespace megashard::testing {
 namespace {
 
 constexpr int64_t kIn = 32;
-constexpr std::array<int64_t, 3> kOut{48, 16, 17};  // rows of the last are cut unevenly, and so are vectors
+constexpr std::array<int64_t, 3> kOut{48, 16, 17};  // the last one's rows are sharded unevenly and do not fill vectors
 
 struct ThreeImpl : torch::nn::Module {
   explicit ThreeImpl(bool bias) {
@@ -42,7 +42,7 @@ struct ThreeImpl : torch::nn::Module {
 };
 using Three = Hooked<ThreeImpl>;
 
-/// Outputs, and gradients of the input and of this rank's rows of all parameters.
+/// Outputs, gradients of the input, and gradients of this rank's rows of all parameters.
 std::vector<at::Tensor> run(Three& model, const c10::Device& device, at::ScalarType dtype) {
   const auto x = fixed({2, 5, kIn}, 30).to(device, dtype).requires_grad_();
   const auto outputs = model.forward(x);
@@ -62,7 +62,7 @@ std::vector<at::Tensor> run(Three& model, const c10::Device& device, at::ScalarT
   return found;
 }
 
-/// Sums of 16 to 81 products in another order: a few roundings of the dtype, of the largest.
+/// Tolerance: sums of 16 to 81 products in another order, a few roundings of the largest value.
 double bar_of(at::ScalarType dtype) { return dtype == at::kFloat ? 2e-6 : dtype == at::kHalf ? 4e-3 : 3e-2; }
 
 void expect_the_same(const ProcessGroupPtr& world, bool bias, at::ScalarType dtype, bool frozen = false) {

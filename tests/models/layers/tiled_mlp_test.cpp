@@ -42,15 +42,15 @@ std::shared_ptr<Hooked<Mlp>> mlp_of(int64_t tiles, bool adapted = false) {
 }
 
 TEST(TiledMlp, OutputsAndGradientsAreThoseOfOnePiece) {
-  for (const int64_t rows : {8, 7, 1}) {  // of 3 tiles: 3 3 2, 3 3 1, 1
+  for (const int64_t rows : {8, 7, 1}) {  // rows of 3 tiles: 3 3 2, 3 3 1, 1
     const auto x = at::randn({2, rows, 32}), weight = at::randn({2, rows, 32});
     std::map<std::string, at::Tensor> expected;
     for (const int64_t tiles : {1, 3, 100}) {
       const auto mlp = mlp_of(tiles);
-      mlp->named_parameters()["up_proj.weight"].requires_grad_(rows != 7);  // a frozen one
+      mlp->named_parameters()["up_proj.weight"].requires_grad_(rows != 7);  // frozen for one of them
       auto input = x.clone().requires_grad_();
       const auto out = mlp->forward(input);
-      for (int pass = 0; pass < 2; ++pass)  // the second adds to the first's
+      for (int pass = 0; pass < 2; ++pass)  // the second pass accumulates gradients
         (mlp->forward(input) * weight).sum().backward();
       std::map<std::string, at::Tensor> got{{"out", out.detach()}, {"x", input.grad()}};
       for (const auto& item : mlp->named_parameters()) {
@@ -59,7 +59,7 @@ TEST(TiledMlp, OutputsAndGradientsAreThoseOfOnePiece) {
       }
       if (tiles == 1) expected = got;
       for (const auto& [name, value] : expected) {
-        // Kernels of other shapes add 1,024 products in another order: sqrt(1024) roundings.
+        // Products of other shapes add 1,024 terms in another order: sqrt(1024) roundings.
         const double largest = value.abs().max().item<double>();
         EXPECT_TRUE(got.at(name).allclose(value, 0, 4e-6 * largest)) << name << " " << tiles;
       }
@@ -70,7 +70,7 @@ TEST(TiledMlp, OutputsAndGradientsAreThoseOfOnePiece) {
 TEST(TiledMlp, DropsInBackwardWhatItDroppedInForward) {
   const auto x = at::randn({2, 7, 32}), weight = at::randn({2, 7, 32});
   std::map<std::string, at::Tensor> expected;
-  for (const int64_t tiles : {1, 3}) {  // one draws as the other: by pieces of 3 3 1 rows
+  for (const int64_t tiles : {1, 3}) {  // both draw the same random numbers, for pieces of 3 3 1 rows
     const auto mlp = mlp_of(tiles, /*adapted=*/true);
     auto input = x.clone().requires_grad_();
     auto generator = at::globalContext().defaultGenerator(testing::device_of_tests());

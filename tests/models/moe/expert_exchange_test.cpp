@@ -12,7 +12,8 @@
 namespace megashard::testing {
 namespace {
 
-// Four experts, two on each rank: rank 0 sends 1, 0, 5, 1 of its seven rows to them, rank 1 sends 0, 2, 0, 3 of five.
+// Four experts, two on each rank. Rank 0 sends 1, 0, 5, 1 of its seven rows to them, rank 1 sends 0, 2, 0, 3 of its
+// five.
 TEST(ExpertExchange, TheWireCarriesTheRowsAndNoMore) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     constexpr int64_t kWidth = 3;

@@ -54,8 +54,8 @@ std::shared_ptr<DecoderModel> make_moe(const nlohmann::ordered_json& changes = {
   return model;
 }
 
-/// A sequence for each rank. Of two tokens with two experts each, so that a rank leaves at least
-/// six of ten experts without a row.
+/// One sequence for each rank. It has two tokens with two experts each, so that at least six of the ten experts of a
+/// rank have no row.
 at::Tensor tokens_of(int64_t first, int64_t sequences) {
   const auto all = at::arange(4 * kLength, at::kLong).view({4, kLength}) * 11;
   return all.narrow(0, first, sequences).remainder(40);
@@ -63,15 +63,15 @@ at::Tensor tokens_of(int64_t first, int64_t sequences) {
 
 struct Trained {
   std::vector<double> losses;
-  std::map<std::string, at::Tensor> gradients, weights;  // whole ones, or this rank's rows
-  std::map<std::string, int64_t> offsets;                // of the rows
+  std::map<std::string, at::Tensor> gradients, weights;  // whole tensors, or this rank's rows
+  std::map<std::string, int64_t> offsets;                // first row
 };
 
 const nlohmann::ordered_json kBalanced = {
     {"output_router_logits", true}, {"router_aux_loss_coef", 0.3}, {"num_attention_heads", 4}};
 
-/// On one rank without `world`, for as many sequences as the world to compare with has ranks; with
-/// `length` for one sequence of it, which the ranks share.
+/// Without `world`: trains on one rank, with as many sequences as the compared world has `ranks`. With `length`: one
+/// sequence of that length, which the ranks share.
 Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config = nullptr,
               const ActivationPlan& plan = {}, int ep_size = 1, int64_t length = 0) {
   const auto model =
@@ -120,8 +120,8 @@ Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config
 
 void expect_rows_of(const std::map<std::string, at::Tensor>& rows, const std::map<std::string, at::Tensor>& wholes,
                     const std::map<std::string, int64_t>& offsets, const std::string& what) {
-  // fp32 sums over tokens and ranks in another order, of values of about 1, and a step in between.
-  // Experts' gradients are 1e-3 to 1e-2: a wrong factor shows.
+  // fp32 sums over tokens and ranks in another order, of values near 1, after an optimizer step. Gradients of experts
+  // are 1e-3 to 1e-2, so a wrong factor shows.
   constexpr double kMost = 2e-6;
   for (const auto& [name, mine] : rows) {
     const auto& whole = wholes.at(name);
@@ -140,7 +140,7 @@ TEST(Moe, TwoRanksTrainAsOneWhateverIsAUnit) {
     ActivationPlan plan;
     std::optional<WrapPolicy> policy{};
   };
-  // As ROLL's files name them: each expert, which a dense layer's MLP is too, or those of a block.
+  // Classes as in ROLL's files: each expert (a dense layer's MLP has the same class), or all experts of a block.
   const auto by_class = [](const std::string& experts) {
     return WrapPolicy{.layer_classes = {{"Qwen3MoeAttention", "Qwen3MoeSparseMoeBlock"}}, .expert_classes = {experts}};
   };
@@ -171,14 +171,14 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
   const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts.{*}";
   struct Case {
     int ranks;
-    std::optional<int> shard, expert_shard;  // ranks that share the rows of others, of experts
+    std::optional<int> shard, expert_shard;  // shard sizes: of experts, and of all other parameters
   };
   const std::vector<Case> cases = {{2, {}, {}}, {4, {}, {}}, {4, 2, {}}, {4, {}, 1}, {4, 2, 2}};
   for (size_t i = 0; i < cases.size(); ++i) {
     const auto& [ranks, shard, expert_shard] = cases[i];
     const Trained whole = train(nullptr, ranks);
     for (const int units : {0, 1, 2}) {
-      // There each layout has one kind of unit: all of them take half a minute.
+      // On the simulated device each layout has one kind of unit: all would take half a minute.
       if (on_simulated_device() && units != static_cast<int>(i % 3)) continue;
       std::map<std::string, int> holders;
       std::mutex mutex;
@@ -210,7 +210,7 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
 }
 
 TEST(Moe, RanksWithoutRowsOfASequenceTrainAsOne) {
-  constexpr int64_t kRows = 9;  // of 4 ranks: 3 3 3 0
+  constexpr int64_t kRows = 9;  // 4 ranks have 3 3 3 0
   const Trained whole = train(nullptr, 1, nullptr, {}, /*ep_size=*/1, kRows);
   for (const int ep_size : {1, 2}) {
     run_ranks(4, [&](const ProcessGroupPtr& world) {
@@ -270,7 +270,7 @@ TEST(Moe, ClassesOfExpertsThatNoBlockHas) {
 }
 
 TEST(Moe, RanksThatShareAnExpert) {
-  EXPECT_EQ(expert_shard_size(8, 8, 2, {}), 4);  // one copy, as of the others
+  EXPECT_EQ(expert_shard_size(8, 8, 2, {}), 4);  // one copy, as for other parameters
   EXPECT_EQ(expert_shard_size(8, 4, 2, {}), 2);
   EXPECT_EQ(expert_shard_size(8, 2, 4, {}), 1);
   EXPECT_EQ(expert_shard_size(8, 8, 2, 2), 2);
@@ -293,7 +293,7 @@ TEST(Moe, ExpertsWithoutRowsHaveGradientsOfZeros) {
     ASSERT_TRUE(item.value().grad().defined()) << item.key();
     without += item.value().grad().abs().max().item<double>() == 0;
   }
-  const int64_t most_used = kLength * kPerToken;  // of each of the two layers with experts
+  const int64_t most_used = kLength * kPerToken;  // for each of the two layers with experts
   EXPECT_GE(without, 2 * 3 * (kExperts - most_used));
   EXPECT_LT(without, 2 * 3 * kExperts);
 }
@@ -329,7 +329,7 @@ TEST(Moe, NamesClassesAndArithmetic) {
   EXPECT_EQ(classes.at("model.layers.2.mlp.experts.8"), "Qwen3MoeMLP");
   EXPECT_EQ(classes.at("model.layers.1.mlp"), "Qwen3MoeMLP");
 
-  // A token's two experts count, whatever their number: three products, forward and twice backward.
+  // A token's two experts count, however many there are: three products, once in forward and twice in backward.
   const double flops = model->training_flops(1, 5);
   EXPECT_EQ(make_moe({{"num_experts", 20}})->training_flops(1, 5), flops);
   EXPECT_DOUBLE_EQ(make_moe({{"num_experts_per_tok", 3}})->training_flops(1, 5) - flops,

@@ -1,5 +1,4 @@
-// Precompiled: half of a test's compilation is these headers. Tests include what they use all the
-// same.
+// Precompiled header: these headers take half of a test's compile time. Tests still include what they use.
 #include <ATen/TensorOperators.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

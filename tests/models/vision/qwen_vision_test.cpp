@@ -30,7 +30,7 @@ using ::testing::ThrowsMessage;
 using testing::kImage;
 using testing::make_vl;
 
-/// Two rows, an image of 3 x 1 features in the first only; in host memory.
+/// Two rows in host memory; the first has an image of 3 x 1 features.
 Batch picture_and_text() {
   Batch input;
   auto generator = at::detail::createCPUGenerator(5);
@@ -45,7 +45,7 @@ Batch picture_and_text() {
   return input;
 }
 
-/// The input comes to the device as a program brings it there.
+/// Copies the input to the device as a program does.
 at::Tensor run(DecoderModel& model, const Batch& on_host) {
   return testing::result_of(model, testing::rows_on(model, on_host, testing::device_of_tests()));
 }
@@ -61,7 +61,7 @@ Gradients gradients_of(const torch::nn::Module& model) {
 class QwenVlFamilies : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(All, QwenVlFamilies, ::testing::Values("qwen2_5_vl", "qwen3_vl"));
 
-/// This rank's rows of gradients that are those of one rank.
+/// Expects gradients to be this rank's rows of those of a single rank.
 void expect_rows_of(const torch::nn::Module& model, const Gradients& wanted) {
   for (const auto& item : model.named_parameters()) {
     const auto piece = sharded_view(item.value());
@@ -69,7 +69,7 @@ void expect_rows_of(const torch::nn::Module& model, const Gradients& wanted) {
     ASSERT_EQ(grad.defined(), item.value().requires_grad()) << item.key();
     if (!grad.defined() || grad.numel() == 0) continue;
     const auto want = wanted.at(item.key()).narrow(0, piece.offsets[0], grad.size(0)).to(grad.device());
-    // Sums of two ranks round in another order than one batch's.
+    // Sums over two ranks round in another order than those of one batch.
     EXPECT_LE((grad - want).abs().max().item<double>(), 2e-6 * std::max(1.0, want.abs().max().item<double>()))
         << item.key();
   }
@@ -110,7 +110,7 @@ TEST_P(QwenVlFamilies, TheHostWaitsForNoGpu) {
   EXPECT_THAT(testing::simulated_cuda().take_host_syncs(), ::testing::IsEmpty());
 }
 
-/// One row of both, and of the first again.
+/// Both rows packed into one, then the first row again.
 Batch packed_row(const Batch& rows) {
   const testing::MadeOnTheHost on_host;
   Batch row;
@@ -122,7 +122,7 @@ Batch packed_row(const Batch& rows) {
   return row;
 }
 
-/// --neat-packing: two conversations with the same picture and one of text, in one row or each in a row of its own.
+/// --neat-packing: two conversations with the same picture and one of text, in one row or in separate rows.
 TEST_P(QwenVlFamilies, PackedConversationsTrainAsRowsOfTheirOwn) {
   const auto packed = make_vl(GetParam()), alone = make_vl(GetParam());
   const auto rows = picture_and_text();  // the second row has no picture
@@ -138,7 +138,7 @@ TEST_P(QwenVlFamilies, PackedConversationsTrainAsRowsOfTheirOwn) {
   EXPECT_TRUE(positions.select(1, 0).equal(positions.select(1, 2))) << "rotation tells only their differences";
 }
 
-/// Calls as they come, and what they are given.
+/// Runs each call as it is and records the dtypes of its inputs.
 struct InputTypes : ForwardRunner {
   std::vector<at::ScalarType> types;
   std::vector<at::Tensor> run(const Body& body, const std::vector<at::Tensor>& inputs) override {
@@ -170,7 +170,7 @@ TEST(QwenVision, RanksWithDifferentExpertsTrainAsOne) {
   const auto all = picture_and_text();
   run(*whole, all).mean().backward();
   const auto wanted = gradients_of(*whole);
-  testing::run_ranks(2, [&](const ProcessGroupPtr& world) {  // both have the whole batch
+  testing::run_ranks(2, [&](const ProcessGroupPtr& world) {  // both ranks have the whole batch
     const auto model = make_vl("qwen3_vl_moe", 2, world->rank());
     model->fully_shard({.process_group = world});
     run(*model, all).mean().backward();
@@ -224,7 +224,7 @@ TEST(QwenVision, WrongPicturesAreAnError) {
 
 TEST(VisionPlan, SegmentsOfALengthLieTogether) {
   const VisionConfig config{.patch_size = 2, .merge_size = 2, .window_size = 8};  // windows of 2 x 2 units
-  // 3 x 2 units: windows of 4 and 2; two frames of 1 x 3: windows of 2 and 1 each.
+  // 3 x 2 units give windows of 4 and 2; two frames of 1 x 3 give windows of 2 and 1 each.
   const auto plan = plan_vision(
       config, at::tensor({int64_t{1}, int64_t{6}, int64_t{4}, int64_t{2}, int64_t{2}, int64_t{6}}).view({2, 3}));
   ASSERT_EQ(plan.windows.runs.size(), 3U);

@@ -12,7 +12,7 @@ namespace megashard::testing {
 
 constexpr int64_t kImage = 50, kVideo = 51;
 
-/// qwen2_5_vl, qwen3_vl or qwen3_vl_moe; only the last has experts.
+/// Config of qwen2_5_vl, qwen3_vl or qwen3_vl_moe; only the last has experts.
 inline nlohmann::ordered_json small_vl(const std::string& type) {
   const auto json = nlohmann::ordered_json::parse(R"({
     "image_token_id": 50, "video_token_id": 51,
@@ -30,7 +30,7 @@ inline nlohmann::ordered_json small_vl(const std::string& type) {
   return typed;
 }
 
-/// Random weights, the same each time; with experts of a part only, if there are several.
+/// Random weights, the same in each call. If there are several parts, only this part's experts.
 inline std::shared_ptr<DecoderModel> make_vl(const std::string& type, int ep_size = 1, int ep_rank = 0) {
   const auto json = small_vl(type);
   const std::string path = "config.json";
