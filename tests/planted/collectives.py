@@ -37,6 +37,8 @@ FAULTS = [
     not_waited_for("the average of replicated gradients", "framework/training/replicated_gradients.cpp",
                    "group.all_reduce(buffer, ReduceOp::kAvg)",
                    on_cpu("framework", "Fsdp2Mixin.GradientsOfReplicated*")),
+    not_waited_for("the sum of counts at a step's end", "framework/training/train_step.cpp",
+                   "group_->all_reduce(all, ReduceOp::kSum)", on_cpu("framework", "*TrainStepCases.*")),
     not_waited_for("the matrices that ranks send each other for Muon", "framework/training/optimizers/muon.cpp",
                    "ranks->all_to_all_into(theirs, mine)", on_cpu("framework", "MuonTest.*")),
     not_waited_for("the return of what Muon made of them", "framework/training/optimizers/muon.cpp",

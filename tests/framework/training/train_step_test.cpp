@@ -16,12 +16,33 @@ namespace {
 constexpr int64_t kWords = 11, kRows = 4, kLength = 6;
 constexpr double kAuxCoefficient = 0.5, kBeta = 0.3;
 
+/// Counts the words of each step, and keeps those of the last.
+class WordCounter : public torch::nn::Module, public EndsSteps {
+ public:
+  WordCounter() : last(register_buffer("last", at::zeros({kWords}))) {}
+  void count(const at::Tensor& tokens) {
+    if (!counts_.defined()) counts_ = at::zeros_like(last);
+    const at::Tensor words = tokens.flatten();
+    counts_.scatter_add_(0, words, at::ones_like(words, counts_.options()));
+  }
+  at::Tensor take_counts() override { return std::exchange(counts_, {}); }
+  void end_step(const at::Tensor& sums) override { last.copy_(sums); }
+
+  at::Tensor last;
+
+ private:
+  at::Tensor counts_;
+};
+
 /// Predicts a token from the one before it; its aux term is the size of its weights.
 class Bigrams : public MultiModalModule {
  public:
-  Bigrams() : weight(register_parameter("weight", fixed({kWords, kWords}, 1))) {}
+  Bigrams()
+      : weight(register_parameter("weight", fixed({kWords, kWords}, 1))),
+        counter(register_module("counter", std::make_shared<WordCounter>())) {}
   ModelOutput forward(Batch input) override {
     const at::Tensor tokens = input.tokens();
+    counter->count(tokens);
     const at::Tensor logits = weight.index_select(0, tokens.flatten());
     const at::Tensor losses = at::cross_entropy_loss(logits, input.labels().flatten(), {}, at::Reduction::None);
     const at::Tensor size = weight.square().mean();
@@ -32,6 +53,7 @@ class Bigrams : public MultiModalModule {
   void check_sequence_ranks(int64_t /*ranks*/) const override {}
 
   at::Tensor weight;
+  std::shared_ptr<WordCounter> counter;
 };
 
 struct Case {
@@ -62,7 +84,7 @@ Batch batch_of(int64_t replica, int64_t micro_batch) {
 }
 
 struct Expected {
-  at::Tensor gradient;
+  at::Tensor gradient, words;
   double loss = 0;
 };
 
@@ -73,10 +95,11 @@ Expected expected_of(const Case& of) {
   const double parts = static_cast<double>(of.replicas * of.micro_batches);
   at::Tensor total = weight.square().mean() * kAuxCoefficient, sum = at::zeros({}, at::kDouble);
   double terms = 0;
-  std::vector<at::Tensor> means;
+  at::Tensor words = at::zeros({kWords});
   for (int64_t replica = 0; replica < of.replicas; ++replica) {
     for (int64_t micro = 0; micro < of.micro_batches; ++micro) {
       const Batch batch = batch_of(replica, micro);
+      words += at::bincount(batch.tokens().flatten(), {}, kWords);
       const at::Tensor log_probs =
           at::log_softmax(weight.index({batch.tokens()}), -1).gather(-1, batch.labels().unsqueeze(-1)).squeeze(-1);
       const at::Tensor mask = batch.at(kLossMask).to(at::kDouble);
@@ -95,7 +118,7 @@ Expected expected_of(const Case& of) {
   }
   if (of.per_token) total = total + sum / terms;
   total.backward();
-  return {.gradient = weight.grad(), .loss = sum.item<double>() / terms};
+  return {.gradient = weight.grad(), .words = words, .loss = sum.item<double>() / terms};
 }
 
 class TrainStepCases : public ::testing::TestWithParam<Case> {};
@@ -140,6 +163,7 @@ TEST_P(TrainStepCases, GivesTheGradientOfTheWholeBatch) {
     EXPECT_NEAR(stats.grad_norm.item<double>(), expected.gradient.norm().item<double>(), 1e-6);
     at::Tensor sums = stats.sums.clone();
     world->all_reduce(sums, ReduceOp::kSum).wait();
+    EXPECT_TRUE(model.counter->last.cpu().equal(expected.words)) << model.counter->last;
     EXPECT_EQ(step.metric_names().front(), std::string(of.objective) == "dpo" ? "dpo loss" : "lm loss");
     EXPECT_EQ(step.metric_names().back(), "size");
     EXPECT_NEAR((sums[0] / sums[1]).item<double>(), expected.loss, 1e-6);
