@@ -16,7 +16,7 @@
 namespace megashard {
 namespace {
 
-constexpr std::string_view kColumnPrefix = "column.";
+constexpr std::string_view kColumnPrefix = "column.", kItemsPrefix = "items.";
 
 std::string file_of(const std::string& prefix) { return prefix + kConversationsSuffix; }
 
@@ -78,7 +78,10 @@ ConversationSet::ConversationSet(const std::string& prefix) : prefix_(prefix), f
     TORCH_CHECK(columns_.back().size(0) == tokens_.size(0), file_.path(), ": ", info.name,
                 " must have a value for each of the ", tokens_.size(0), " tokens");
   }
-  images_ = read_pictures("image", "pixel_values");
+  read_items();
+  const bool has_images =
+      file_.contains("image_ends") || file_.contains("image_grid_thw") || file_.contains("pixel_values");
+  images_ = has_images ? read_pictures("image", "pixel_values") : no_pictures();
   if (file_.contains("video_ends") || file_.contains("video_grid_thw")) {
     videos_ = read_pictures("video", "pixel_values_videos");
     second_per_grid_ = need_tensor(file_, "second_per_grid_ts", at::kFloat, 1);
@@ -86,11 +89,29 @@ ConversationSet::ConversationSet(const std::string& prefix) : prefix_(prefix), f
                 ": second_per_grid_ts must have one value for each of the ", videos_.grids.size(0), " videos, not ",
                 second_per_grid_.size(0), "; the file is damaged, write it again");
   } else {
-    videos_ = {.grids = at::empty({0, 3}, at::kLong),
-               .pixels = at::empty({0, images_.pixels.size(1)}, at::kFloat),
-               .ends = std::vector<int64_t>(sample_ends_.size()),
-               .patch_ends = {}};
+    videos_ = no_pictures();
     second_per_grid_ = at::empty({0}, at::kFloat);
+  }
+}
+
+ConversationSet::Pictures ConversationSet::no_pictures() const {
+  return {.grids = at::empty({0, 3}, at::kLong),
+          .pixels = at::empty({0, 1}, at::kFloat),
+          .ends = std::vector<int64_t>(sample_ends_.size()),
+          .patch_ends = {}};
+}
+
+void ConversationSet::read_items() {
+  for (const auto& info : file_.tensors()) {
+    if (!info.name.starts_with(kItemsPrefix)) continue;
+    const auto name = info.name.substr(kItemsPrefix.size());
+    TORCH_CHECK((info.dtype == at::kFloat || info.dtype == at::kLong) && !info.sizes.empty(), file_.path(), ": ",
+                info.name, " must be float32 or int64 of sizes [items, ...], got ", info.dtype, " ",
+                c10::IntArrayRef(info.sizes));
+    auto ends = read_ends("item_ends." + name, info.sizes[0]);
+    TORCH_CHECK(ends.size() == sample_ends_.size(), file_.path(), ": sample_ends and item_ends.", name,
+                " must be of one size");
+    items_.push_back({.name = name, .values = file_.tensor(info.name), .ends = std::move(ends)});
   }
 }
 
@@ -159,7 +180,8 @@ ConversationSet::Sample ConversationSet::sample(int64_t sample) const {
                 .video_grids = {},
                 .pixel_values_videos = {},
                 .second_per_grid = {},
-                .columns = {}};
+                .columns = {},
+                .items = {}};
   for (const at::Tensor& column : columns_)
     result.columns.emplace_back(column.const_data_ptr<float>() + first_token, static_cast<size_t>(count));
   const auto take = [at](const Pictures& of, at::Tensor& grids, at::Tensor& pixels) {
@@ -171,6 +193,10 @@ ConversationSet::Sample ConversationSet::sample(int64_t sample) const {
     pixels = of.pixels.narrow(0, patch_end(first), patch_end(end) - patch_end(first));
     return first;
   };
+  for (const Items& each : items_) {
+    const int64_t first = at == 0 ? 0 : each.ends[at - 1];
+    result.items.push_back(each.values.narrow(0, first, each.ends[at] - first));
+  }
   take(images_, result.image_grids, result.pixel_values);
   const int64_t video = take(videos_, result.video_grids, result.pixel_values_videos);
   result.second_per_grid = second_per_grid_.narrow(0, video, result.video_grids.size(0));
@@ -270,6 +296,13 @@ Batch ConversationDataset::collate(const std::vector<int64_t>& indices, const Ba
   }
   if (packs_) batch.document_lengths = at::tensor(documents, at::device(at::kCPU).dtype(at::kLong));
   add_pictures(batch, all, options.pin_memory);
+  for (size_t kind = 0; kind < set_->items().size(); ++kind) {
+    std::vector<at::Tensor> parts;
+    for (const auto& each : all) {
+      if (each.items[kind].size(0) > 0) parts.push_back(each.items[kind]);
+    }
+    if (!parts.empty()) batch.set(set_->items()[kind].name, cat_parts(parts, 0, options.pin_memory), Axis::kItem);
+  }
   return batch;
 }
 

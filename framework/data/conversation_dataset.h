@@ -20,13 +20,16 @@ inline constexpr const char* kConversationsSuffix = ".vision.safetensors";
 /// conversations writes them: PREFIX.vision.safetensors, mapped. The constructor checks names,
 /// dtypes, sizes and bounds, and throws an error with the file and the remedy.
 ///   tokens int32 [S], loss_mask uint8 [S]: all samples, concatenated
-///   sample_ends, image_ends int64 [N]: tokens and images up to the end of each sample
-///   image_grid_thw int64 [M, 3]; pixel_values float32 [patches, pixels of a patch]
-/// and, if the set has videos:
+///   sample_ends int64 [N]: tokens up to the end of each sample
+/// and, if the set has images:
+///   image_ends int64 [N]; image_grid_thw int64 [M, 3]; pixel_values float32 [patches, pixels of a patch]
+/// and, if it has videos:
 ///   video_ends int64 [N]; video_grid_thw int64 [V, 3]; second_per_grid_ts float32 [V]
 ///   pixel_values_videos float32 [patches, pixels of a patch]
 /// and any number of columns for objectives:
 ///   column.NAME float32 [S]: one value for each token
+/// and any number of kinds of items for a model's encoder:
+///   items.NAME float32 or int64 [items, ...]; item_ends.NAME int64 [N]
 class ConversationSet {
  public:
   explicit ConversationSet(const std::string& prefix);
@@ -41,6 +44,7 @@ class ConversationSet {
     at::Tensor pixel_values_videos;               ///< [patches, width]
     at::Tensor second_per_grid;                   ///< [videos] float
     std::vector<std::span<const float>> columns;  ///< in the order of column_names(); one value for each token
+    std::vector<at::Tensor> items;                ///< [items of the sample, ...] of each kind, in the order of items()
   };
   int64_t size() const { return static_cast<int64_t>(sample_ends_.size()); }
   int64_t tokens_of(int64_t sample) const;
@@ -48,6 +52,12 @@ class ConversationSet {
   Sample sample(int64_t sample) const;
   const std::string& prefix() const { return prefix_; }
   const std::vector<std::string>& column_names() const { return column_names_; }
+  struct Items {
+    std::string name;
+    at::Tensor values;          ///< [items, ...], inside the mapping
+    std::vector<int64_t> ends;  ///< of each sample
+  };
+  const std::vector<Items>& items() const { return items_; }
 
  private:
   struct Pictures {  // images or videos
@@ -57,6 +67,8 @@ class ConversationSet {
   };
   std::vector<int64_t> read_ends(const std::string& name, int64_t last) const;
   Pictures read_pictures(const std::string& kind, const std::string& pixels_name) const;
+  Pictures no_pictures() const;
+  void read_items();
 
   std::string prefix_;
   SafetensorsFile file_;
@@ -65,6 +77,7 @@ class ConversationSet {
   Pictures images_, videos_;
   std::vector<std::string> column_names_;
   std::vector<at::Tensor> columns_;
+  std::vector<Items> items_;
 };
 
 /// Adds the pictures of `samples` as columns of Axis::kItem: pixel_values, image_grid_thw, pixel_values_videos,

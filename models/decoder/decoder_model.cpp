@@ -57,6 +57,10 @@ ModelOutput DecoderModel::head_output(const at::Tensor& states, const Batch& inp
 
 std::string DecoderModel::text_path() const { return encoded_ ? "model.language_model." : "model."; }
 std::string DecoderModel::encoder_path() const { return "model." + network_.encoder->name() + "."; }
+std::string DecoderModel::encoder_layers() const {
+  const auto layers = encoded_ ? network_.encoder->layers() : "";
+  return layers.empty() ? layers : encoder_path() + layers;
+}
 
 OtherPaths DecoderModel::megatron_paths() const {
   OtherPaths paths;
@@ -76,12 +80,15 @@ OtherPaths DecoderModel::megatron_paths() const {
 
 std::vector<std::string> DecoderModel::default_modules_to_wrap() const {
   std::vector<std::string> patterns{text_path() + "layers.{*}"};
-  if (encoded_) patterns.insert(patterns.begin(), encoder_path() + network_.encoder->layers());
+  if (const auto layers = encoder_layers(); !layers.empty()) patterns.insert(patterns.begin(), layers);
   return patterns;
 }
 
 std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part) const {
-  if (encoded_ && part == "tower_layer") return {encoder_path() + network_.encoder->layers()};
+  if (part == "tower_layer") {
+    const auto layers = encoder_layers();
+    return layers.empty() ? std::vector<std::string>() : std::vector{layers};
+  }
   return megashard::patterns_of_part(network_, text_path() + "layers", part);
 }
 

@@ -45,7 +45,8 @@ class DecoderModel : public ExpertParallelModule, public PublishedWeights {
   /// The tokens' losses for a batch with labels; else logits, whole on all tensor-parallel ranks.
   ModelOutput head_output(const at::Tensor& states, const Batch& input);  // [B, T, C]
   std::string text_path() const;                                          // of the decoder, with its dot
-  std::string encoder_path() const;                                       // of the encoder, with its dot
+  std::string encoder_layers() const;  // pattern of the encoder's layers; empty: none
+  std::string encoder_path() const;    // of the encoder, with its dot
 
   Network network_;
   BuildContext context_;

@@ -11,7 +11,7 @@
 #include "models/layers/joint_linears.h"
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
-#include "models/network/part.h"
+#include "models/layers/part.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {

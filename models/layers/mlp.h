@@ -10,7 +10,7 @@
 #include "models/config/decoder_config.h"
 #include "models/layers/joint_linears.h"
 #include "models/layers/linear.h"
-#include "models/network/part.h"
+#include "models/layers/part.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {

@@ -9,10 +9,10 @@
 
 #include "framework/modules/weight_init_mixin.h"
 #include "models/layers/mlp.h"
+#include "models/layers/part.h"
 #include "models/moe/expert_exchange.h"
 #include "models/moe/grouped_experts.h"
 #include "models/moe/router.h"
-#include "models/network/part.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {

@@ -6,7 +6,7 @@
 
 #include "framework/model_output.h"
 #include "models/config/decoder_config.h"
-#include "models/network/part.h"
+#include "models/layers/part.h"
 
 namespace megashard {
 

@@ -49,7 +49,8 @@ class EncoderSpec {
   /// Name of its module in Megatron: "image_encoder".
   virtual std::string megatron_name() const = 0;
   /// Pattern of its layers, relative to its module: units of FSDP2, and the modules that a recompute of towers names.
-  virtual std::string layers() const = 0;
+  /// Empty: none.
+  virtual std::string layers() const { return {}; }
   /// False: inputs of its modules keep their dtype under mixed precision.
   virtual bool casts_inputs() const { return true; }
   /// MegatronModule::qkv_split_shapes of its weights.

@@ -8,9 +8,9 @@
 
 #include "models/config/decoder_config.h"
 #include "models/layers/norm.h"
+#include "models/layers/part.h"
 #include "models/moe/router.h"
 #include "models/network/encoder.h"
-#include "models/network/part.h"
 
 namespace megashard {
 

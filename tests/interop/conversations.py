@@ -6,14 +6,18 @@ from safetensors.torch import save_file
 from megashard import losses, pretrain
 
 
-def write_conversation_set(prefix, conversations, masks, **columns):
-    """PREFIX.vision.safetensors of texts: the tokens and the loss mask of each; columns: a value of every token."""
+def write_conversation_set(prefix, conversations, masks, items=None, **columns):
+    """PREFIX.vision.safetensors of texts: the tokens and the loss mask of each; columns: a value of every token;
+    items: by name a tensor of each conversation's items, or None."""
     joined = lambda each, dtype: torch.cat([torch.as_tensor(part).to(dtype) for part in each])
+    of_items = {}
+    for name, each in (items or {}).items():
+        of_items[f"items.{name}"] = torch.cat([part for part in each if part is not None])
+        of_items[f"item_ends.{name}"] = torch.tensor([0 if part is None else len(part) for part in each]).cumsum(0)
     save_file({"tokens": joined(conversations, torch.int32), "loss_mask": joined(masks, torch.uint8),
                "sample_ends": torch.tensor([len(each) for each in conversations]).cumsum(0),
-               "image_ends": torch.zeros(len(conversations), dtype=torch.int64),
-               "image_grid_thw": torch.zeros(0, 3, dtype=torch.int64), "pixel_values": torch.zeros(0, 1),
-               **{f"column.{name}": values for name, values in columns.items()}}, f"{prefix}.vision.safetensors")
+               **of_items, **{f"column.{name}": values for name, values in columns.items()}},
+              f"{prefix}.vision.safetensors")
 
 
 def losses_by_pytorch(model, samples):

@@ -74,7 +74,8 @@ def test_every_block_of_the_page_says_where_it_goes():
     assert len(EDITS) == PAGE.count("\n```") // 2 > 10
 
 
-@pytest.mark.parametrize("recipe, own", [("A loss", 1), ("A model family", 1), ("A mixer", 3), ("A router", 1)])
+@pytest.mark.parametrize("recipe, own", [("A loss", 1), ("A model family", 1), ("A mixer", 3), ("A router", 1),
+                                         ("An encoder", 1)])
 def test_a_recipe_changes_one_file_of_the_product(recipe, own):
     section = PAGE.split(f"\n## {recipe}\n")[1].split("\n## ")[0]
     edits = [match.groupdict() for match in EDIT.finditer(section)]
@@ -192,7 +193,7 @@ def test_the_mixer_computes_what_transformers_does(libraries, folder):
     rows = [torch.randint(0, 97, (9,)) for _ in range(4)]
     write_conversation_set(folder / "rows", rows, [torch.ones(9, dtype=torch.bool)] * 4)
     steps, _ = megashard.pretrain(
-        folder, "--hf-model", folder / "model", "--data-path", folder / "rows", "--save-hf", folder / "saved",
+        folder, "--hf-model", folder / "model", "--data-path", folder / "rows", "--save-hf", folder / "saved", "--overwrite",
         ranks=2, env=libraries, defaults=UNCHANGED + "--micro-batch-size 2 --global-batch-size 4 --train-iters 1 ")
     with torch.no_grad():
         assert losses(steps) == pytest.approx([float(-torch.cat([log_probs(model, row) for row in rows]).mean())],
@@ -202,8 +203,56 @@ def test_the_mixer_computes_what_transformers_does(libraries, folder):
     assert all(torch.equal(first[name], saved[name]) for name in first)
 
 
-UNCHANGED = ("--split 1,0,0 --no-shuffle-conversations --seq-length 16 --lr 0 --min-lr 0 --tokenizer-type NullTokenizer "
-             "--vocab-size 96 " + megashard.RUN + " ")
+def test_the_encoder_trains_as_in_pytorch(libraries, folder):
+    """Two steps of SGD on two ranks, of which one has no audio in the first step."""
+    torch.manual_seed(9)
+    model = Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
+        num_key_value_heads=2, initializer_range=0.3, tie_word_embeddings=False))
+    projector = torch.nn.ModuleDict({"linear_1": torch.nn.Linear(5, 32), "linear_2": torch.nn.Linear(32, 32)})
+    model.save_pretrained(folder / "model")
+    weights = load_file(folder / "model" / "model.safetensors")
+    save_file(weights | {f"model.audio.{name}": value for name, value in projector.state_dict().items()},
+              folder / "model" / "model.safetensors", metadata={"format": "pt"})
+    config = folder / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {
+        "model_type": "qwen3_audio", "architectures": ["Qwen3AudioForCausalLM"], "audio_bins": 5,
+        "audio_token_id": 96}))
+    rows, frames = [torch.randint(0, 96, (9,)) for _ in range(8)], [None] * 8
+    for number, count in ((1, 3), (4, 2), (5, 4), (7, 1)):
+        rows[number][2:2 + count] = 96
+        frames[number] = torch.randn(count, 5)
+    write_conversation_set(folder / "rows", rows, [torch.ones(9, dtype=torch.bool)] * 8,
+                           items={"audio_frames": frames})
+    optimizer = torch.optim.SGD([*model.parameters(), *projector.parameters()], lr=0.1)
+    wanted = []
+    for step in range(2):
+        row_losses = []
+        for row, each in list(zip(rows, frames))[4 * step:4 * step + 4]:
+            embeddings = model.model.embed_tokens(row[:-1])
+            if each is not None:
+                features = projector["linear_2"](torch.nn.functional.gelu(projector["linear_1"](each)))
+                embeddings = embeddings.index_copy(0, torch.nonzero(row[:-1] == 96)[:, 0], features)
+            logits = model(inputs_embeds=embeddings[None]).logits[0]
+            row_losses.append(torch.nn.functional.cross_entropy(logits, row[1:]))
+        loss = sum(row_losses) / 4
+        wanted.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    steps, _ = megashard.pretrain(
+        folder, "--hf-model", folder / "model", "--data-path", folder / "rows", ranks=2, env=libraries,
+        defaults=UNCHANGED.replace("--lr 0 --min-lr 0", "--lr 0.1 --lr-decay-style constant --optimizer sgd "
+                                   "--sgd-momentum 0 --weight-decay 0 --clip-grad 0") +
+        "--micro-batch-size 2 --global-batch-size 4 --train-iters 2 --overwrite --save-hf " + str(folder / "saved"))
+    assert losses(steps) == pytest.approx(wanted, abs=1e-5)
+    saved = load_file(folder / "saved" / "model.safetensors")
+    for name, value in projector.state_dict().items():
+        torch.testing.assert_close(saved[f"model.audio.{name}"], value, atol=1e-6, rtol=1e-5)
+
+
+UNCHANGED = ("--split 1,0,0 --no-shuffle-conversations --seq-length 16 --lr 0 --min-lr 0 "
+             "--tokenizer-type NullTokenizer --vocab-size 96 " + megashard.RUN + " ")
 RATE = 0.01
 
 
@@ -270,8 +319,8 @@ def test_the_routers_bias_moves_after_each_step(libraries, folder, sigmoid_model
             "--save-interval", 2, "--save-hf", folder / "saved", "--overwrite", *more, ranks=2, env=libraries,
             defaults=UNCHANGED + "--micro-batch-size 1 --global-batch-size 4 --train-iters 4 ")[0])
 
-    assert pretrain("--exit-interval", 2) + pretrain("--load", folder / "steps") == pytest.approx([float(loss) for loss in wanted],
-                                                                                 abs=1e-5)
+    assert pretrain("--exit-interval", 2) + pretrain("--load", folder / "steps") == pytest.approx(
+        [float(loss) for loss in wanted], abs=1e-5)
     saved = load_file(folder / "saved" / "model.safetensors")
     for number, gate in enumerate(gates):
         torch.testing.assert_close(saved[f"model.layers.{number}.mlp.gate.e_score_correction_bias"], gate.bias)
