@@ -193,8 +193,8 @@ def test_the_mixer_computes_what_transformers_does(libraries, folder):
     rows = [torch.randint(0, 97, (9,)) for _ in range(4)]
     write_conversation_set(folder / "rows", rows, [torch.ones(9, dtype=torch.bool)] * 4)
     steps, _ = megashard.pretrain(
-        folder, "--hf-model", folder / "model", "--data-path", folder / "rows", "--save-hf", folder / "saved", "--overwrite",
-        ranks=2, env=libraries, defaults=UNCHANGED + "--micro-batch-size 2 --global-batch-size 4 --train-iters 1 ")
+        folder, "--hf-model", folder / "model", "--data-path", folder / "rows", "--save-hf", folder / "saved",
+        "--overwrite", ranks=2, env=libraries, defaults=UNCHANGED + "--micro-batch-size 2 --global-batch-size 4 --train-iters 1 ")
     with torch.no_grad():
         assert losses(steps) == pytest.approx([float(-torch.cat([log_probs(model, row) for row in rows]).mean())],
                                               abs=1e-5)
@@ -241,7 +241,7 @@ def test_the_encoder_trains_as_in_pytorch(libraries, folder):
         loss.backward()
         optimizer.step()
     steps, _ = megashard.pretrain(
-        folder, "--hf-model", folder / "model", "--data-path", folder / "rows", ranks=2, env=libraries,
+        folder, "--hf-model", folder / "model", "--data-path", folder / "rows", ranks=2, env=libraries, config=None,
         defaults=UNCHANGED.replace("--lr 0 --min-lr 0", "--lr 0.1 --lr-decay-style constant --optimizer sgd "
                                    "--sgd-momentum 0 --weight-decay 0 --clip-grad 0") +
         "--micro-batch-size 2 --global-batch-size 4 --train-iters 2 --overwrite --save-hf " + str(folder / "saved"))

@@ -1,8 +1,7 @@
 """Every family under every strategy: ten steps, losses against one rank and against transformers.
 
-On the CPU, and on the simulated device, which must find nothing. strategies_table.py writes docs/strategies.md from the
-results: a cell is test_cell[FAMILY-STRATEGY]. Every strategy in bf16 and fp16 is marked as slow; only what is asked for
-(-k, -m) is trained:
+On the CPU, and on the simulated device, which must find nothing. docs/strategies.md lists the cells. Every
+strategy in bf16 and fp16 is marked as slow; only what is asked for (-k, -m) is trained:
 
     pytest tests/interop/test_strategies.py -k 'gemma3 and fp16'
 """
@@ -12,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from megashard import fsdp2_reference, train_dump
+from megashard import ROOT, fsdp2_reference, train_dump
 from tiny_vision import AGAIN, ASKED, asked, make_processors, make_vision_model, said, write_conversations
 
 STEPS, ROWS, LENGTH, VOCABULARY = 10, 4, 24, 102
@@ -103,7 +102,7 @@ def losses(request, tmp_path_factory):
     """By (family, name): a strategy's, also with " on sim", "one rank" or "transformers", the last two also with " in
     bf16" or " in fp16". Of the cells that are asked for."""
     cells = {(item.callspec.params["family"], item.callspec.params["strategy"]): None
-             for item in request.session.items if item.module is request.module}
+             for item in request.session.items if item.module is request.module and hasattr(item, "callspec")}
     folder = tmp_path_factory.mktemp("strategies")
     start = torch.randint(0, VOCABULARY, (STEPS, ROWS, 1), generator=torch.Generator().manual_seed(1))
     save_file({"tokens": (start + 3 * torch.arange(LENGTH + 1)) % VOCABULARY}, folder / "batches")
@@ -138,6 +137,14 @@ def losses(request, tmp_path_factory):
     train_dump(folder / "ours.json")
     train_dump(folder / "on_sim.json", "sim")
     return {key: load_file(file)["loss"] for key, file in outputs.items()}
+
+
+def test_the_page_has_these_cells():
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
+            for line in (ROOT / "docs" / "strategies.md").read_text().splitlines() if line.startswith("| ")]
+    assert rows[0] == ["strategy", *FAMILIES] and sorted(row[0] for row in rows[1:]) == sorted(PLAIN)
+    assert not [row for row in rows[1:]
+                if row[1:] != ["x" if has(family, PLAIN[row[0]]) else "-" for family in FAMILIES]]
 
 
 def check(losses, family, strategy, where=""):

@@ -1,4 +1,4 @@
-"""Writes docs/upstream_files.md: which of upstream's scripts and configurations run here.
+"""Writes docs/upstream_files.md: which of upstream's files of the model families that are here run.
 
     export PYTHONPATH=tests:launch/preprocess
     python tests/interop/upstream_table.py            # all of them, some minutes
@@ -29,9 +29,10 @@ Each file was run with a scaled-down model: two CPU ranks, two iterations, fewer
 lengths, other paths. All other flags, keys and values are upstream's; `tests/golden/upstream_files.json` has them
 (`make_upstream_list.py` reads them from clones). A file runs, or it is refused with the messages below, which its user
 sees. A request that this program cannot fulfil is an error; a key that changes no numbers is listed in a notice of the
-run. If data must be prepared first, the program's message has the command; the run then followed it.
+run. If data must be prepared first, the program's message has the command; the run then followed it. The files of other
+model families, which the table counts, are refused.
 
-`PYTHONPATH=tests:launch/preprocess python tests/interop/upstream_table.py` runs all files and writes this page;
+`PYTHONPATH=tests:launch/preprocess python tests/interop/upstream_table.py` runs the files and writes this page;
 `tests/interop/test_paste.py` checks some of its lines.
 """
 
@@ -67,12 +68,11 @@ def share(done, of):
 
 def counts(entries, revisions, lines, title, is_here):
     """The table at the head."""
-    rows = ["", "| project | run | of families that are here |", "|---|---|---|"]
+    rows = ["", "| project | run | files of other model families |", "|---|---|---|"]
     for name in [*revisions, "all"]:
         some = [entry for entry in entries if name in ("all", entry["repository"])]
-        runs = [": runs" in lines[entry["repository"]][title(entry)] for entry in some]
-        ours = [done for done, entry in zip(runs, some) if is_here(entry)]
-        rows.append(f"| {name} | {share(sum(runs), len(runs))} | {share(sum(ours), len(ours))} |")
+        ours = [": runs" in lines[entry["repository"]][title(entry)] for entry in some if is_here(entry)]
+        rows.append(f"| {name} | {share(sum(ours), len(ours))} | {len(some) - len(ours)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -80,7 +80,8 @@ def written(entries, revisions, lines, title, is_here):
     text = HEAD + counts(entries, revisions, lines, title, is_here)
     for repository, revision in revisions.items():
         text += f"\n## {repository}, {revision[:8]}: {TITLES[repository]}\n\n"
-        text += "\n".join(lines[repository][title(entry)] for entry in entries if entry["repository"] == repository)
+        text += "\n".join(lines[repository][title(entry)] for entry in entries
+                          if entry["repository"] == repository and is_here(entry))
         text += "\n"
     return text
 
@@ -96,7 +97,7 @@ def main():
         folder = pathlib.Path(folder)
         workshop = Workshop(folder / "made")
         for number, entry in enumerate(listed["entries"]):
-            if wanted and not any(word in title(entry) for word in wanted):
+            if not is_here(entry) or (wanted and not any(word in title(entry) for word in wanted)):
                 continue
             result, reasons, _ = run_entry(entry, folder / str(number), workshop)
             lines[entry["repository"]][title(entry)] = line_of(title(entry), result, reasons)
