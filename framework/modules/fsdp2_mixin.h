@@ -44,7 +44,7 @@ class FSDP2Mixin {
   /// Turns requires_grad off as configured by the model. Called by its constructor or by the program before
   /// fully_shard.
   virtual void freeze() {}
-  /// Casts floating-point parameters and buffers to `dtype` (--bf16-params), except those of keeps_fp32(). Call it
+  /// Casts floating-point parameters and buffers to `dtype` (--bf16), except those of keeps_fp32(). Call it
   /// before fully_shard.
   void store_in(at::ScalarType dtype);
   /// Calls _pre_fully_shard, _init_tp_model, _init_ep_model, _fully_shard, _post_fully_shard, in this order.
@@ -88,7 +88,7 @@ class FSDP2Mixin {
   /// Casts inputs of a wrapped module to param_dtype (ROLL's _fsdp2_cast_forward_inputs); unset: as in the file.
   virtual std::optional<bool> cast_forward_inputs(const NamedModule& /*each*/) const { return std::nullopt; }
 
-  /// True for parameters and buffers that are stored and computed in fp32, whatever --bf16-params and param_dtype say
+  /// True for parameters and buffers that are stored and computed in fp32, whatever --bf16 and param_dtype say
   /// (transformers' _keep_in_fp32_modules). `name`: fully qualified.
   virtual bool keeps_fp32(const std::string& /*name*/) const { return false; }
 

@@ -194,7 +194,8 @@ def test_the_mixer_computes_what_transformers_does(libraries, folder):
     write_conversation_set(folder / "rows", rows, [torch.ones(9, dtype=torch.bool)] * 4)
     steps, _ = megashard.pretrain(
         folder, "--hf-model", folder / "model", "--data-path", folder / "rows", "--save-hf", folder / "saved",
-        "--overwrite", ranks=2, env=libraries, defaults=UNCHANGED + "--micro-batch-size 2 --global-batch-size 4 --train-iters 1 ")
+        "--overwrite", ranks=2, env=libraries,
+        defaults=UNCHANGED + "--micro-batch-size 2 --global-batch-size 4 --train-iters 1 ")
     with torch.no_grad():
         assert losses(steps) == pytest.approx([float(-torch.cat([log_probs(model, row) for row in rows]).mean())],
                                               abs=1e-5)
@@ -324,3 +325,18 @@ def test_the_routers_bias_moves_after_each_step(libraries, folder, sigmoid_model
     saved = load_file(folder / "saved" / "model.safetensors")
     for number, gate in enumerate(gates):
         torch.testing.assert_close(saved[f"model.layers.{number}.mlp.gate.e_score_correction_bias"], gate.bias)
+
+
+def test_the_router_stays_in_fp32(libraries, folder, sigmoid_model):
+    """Of weights that are stored in bf16."""
+    rows = [torch.randint(0, 97, (9,)) for _ in range(4)]
+    write_conversation_set(folder / "rows", rows, [torch.ones(9, dtype=torch.bool)] * 4)
+    megashard.pretrain(
+        folder, "--hf-model", folder / "model", "--data-path", folder / "rows", "--save-hf", folder / "saved",
+        "--overwrite", "--bf16", "--save-hf-dtype", "fp32", ranks=2, env=libraries,
+        defaults=UNCHANGED + "--micro-batch-size 2 --global-batch-size 4 --train-iters 1 ")
+    first, saved = load_file(folder / "model" / "model.safetensors"), load_file(folder / "saved" / "model.safetensors")
+    for name, value in first.items():
+        if not name.endswith("e_score_correction_bias"):
+            kept = value if name.endswith(".gate.weight") else value.bfloat16().float()
+            torch.testing.assert_close(saved[name], kept, rtol=0, atol=0)
