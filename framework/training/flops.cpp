@@ -31,18 +31,6 @@ constexpr GpuPeak kGpuPeaks[] = {
 
 }  // namespace
 
-double training_flops(const TransformerShape& shape, int64_t sequences, int64_t sequence_length) {
-  const auto tokens = static_cast<double>(sequences) * static_cast<double>(sequence_length);
-  const auto layers = static_cast<double>(shape.num_layers), hidden = static_cast<double>(shape.hidden_size);
-  const auto heads = static_cast<double>(shape.num_heads), groups = static_cast<double>(shape.num_key_value_heads);
-  const auto ffn = static_cast<double>(shape.ffn_hidden_size) * (shape.gated_mlp ? 1.5 : 1.0);
-  const double query_width = static_cast<double>(shape.head_size) * heads;
-  const double attention_per_width =
-      hidden + hidden * groups / heads + static_cast<double>(sequence_length) / 2.0;  // projections, then scores
-  const double layer = 12.0 * hidden * ffn + 12.0 * query_width * attention_per_width;
-  return tokens * (layers * layer + 6.0 * hidden * static_cast<double>(shape.vocab_size));
-}
-
 double tflops_per_device(double flops, double seconds, int64_t world_size) {
   return flops / (seconds * kTera * static_cast<double>(world_size));
 }

@@ -8,22 +8,6 @@
 
 namespace megashard {
 
-/// What the arithmetic of a dense transformer depends on.
-struct TransformerShape {
-  int64_t num_layers = 0;
-  int64_t hidden_size = 0;
-  int64_t ffn_hidden_size = 0;
-  bool gated_mlp = false;  ///< swiglu: three matrices instead of two
-  int64_t num_heads = 0;
-  int64_t num_key_value_heads = 0;
-  int64_t head_size = 0;
-  int64_t vocab_size = 0;  ///< padded
-};
-
-/// Floating-point operations of forward and backward of `sequences` sequences, as Megatron counts
-/// them: recompute is not counted, and of attention's scores the half that is causal.
-double training_flops(const TransformerShape& shape, int64_t sequences, int64_t sequence_length);
-
 /// TFLOP/s of each device.
 double tflops_per_device(double flops, double seconds, int64_t world_size);
 
