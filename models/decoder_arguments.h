@@ -10,16 +10,15 @@
 
 namespace megashard {
 
-/// A message about each flag given that says something else than config.json (naming both).
-/// --init-method-std overrides instead, and --untie-embeddings-and-output-weights is told to have no effect.
+/// A message for each given flag that contradicts config.json, naming both. --init-method-std overrides config.json
+/// instead; --untie-embeddings-and-output-weights is reported to have no effect.
 std::vector<std::string> contradictions(const DecoderConfig& config, const Arguments& arguments);
 
-/// Megatron's arguments that describe the network, by their names in a checkpoint's `args`.
+/// Megatron's arguments for the network, by their names in a checkpoint's `args`.
 Dict network_arguments(const DecoderConfig& config);
 
-/// Writes the network that --hf-model describes into the arguments, in Megatron's terms: what the
-/// banner shows and checkpoints keep. Contradictions are refused; a --seq-length beyond the
-/// positions that the model knows is warned of. Without --hf-model, nothing.
+/// Writes the network of --hf-model into the arguments in Megatron's terms, for the banner and checkpoints. Throws for
+/// contradictions; warns if --seq-length is beyond the model's positions. No effect without --hf-model.
 void take_network_from_hf_model(Arguments& arguments, const DiagnosticSink& sink);
 
 }  // namespace megashard

@@ -7,12 +7,11 @@
 
 namespace megashard {
 
-/// Where the weights of Llama, Qwen2 and Qwen3 lie in megatron-core's GPTModel, by the names of its
-/// distributed checkpoints (those of the TransformerEngine spec, which the local spec maps its own
-/// to). linear_qkv holds, for each group of heads that share a key, the query heads, then key, then
-/// value; linear_fc1 the gate, then up. Layer norms belong to the linear behind them. The
-/// vocabulary gets rows until `vocab_divisor` divides it (--make-vocab-size-divisible-by times
-/// tensor parallel size). Throws for networks that GPTModel has no switches for.
+/// Location of the weights of Llama, Qwen2 and Qwen3 in megatron-core's GPTModel, by the names of its distributed
+/// checkpoints (the TransformerEngine spec's, to which the local spec maps its own). linear_qkv has, for each group of
+/// heads that share a key, the query heads, the key and the value; linear_fc1 has gate, then up. Layer norms belong to
+/// the linear layer after them. The vocabulary is padded to a multiple of `vocab_divisor`
+/// (--make-vocab-size-divisible-by times tensor parallel size). Throws for networks that GPTModel has no switches for.
 WeightLayout megatron_layout(const DecoderConfig& config, int64_t vocab_divisor);
 
 }  // namespace megashard

@@ -5,8 +5,7 @@
 
 namespace megashard {
 
-/// From Megatron's flags, by the rules of derive_network. Parameters get Hugging Face's names all
-/// the same.
+/// From Megatron's flags, by the rules of derive_network. Parameters have Hugging Face's names nevertheless.
 DecoderConfig decoder_config_from_flags(const Arguments& arguments);
 /// The network that the arguments ask for: --hf-model's, with the flags that may change it, or the flags' own. Throws
 /// for flags that contradict it, and for ranks that cannot share it.
@@ -14,7 +13,8 @@ Network network_of(const Arguments& arguments);
 DecoderConfig decoder_config(const Arguments& arguments);  ///< of network_of()
 /// How this rank builds it: its place among the ranks that share the layers, and options of the computation.
 BuildContext build_context(const Arguments& arguments);
-/// Whether flags say how experts are balanced, and not output_router_logits and router_aux_loss_coef of config.json.
+/// True if flags determine how experts are balanced, instead of config.json's output_router_logits and
+/// router_aux_loss_coef.
 bool replaces_balance_of_config(const Arguments& arguments);
 
 }  // namespace megashard

@@ -8,8 +8,8 @@
 
 namespace megashard {
 
-/// Adds the families of models/families/, by Hugging Face architecture (LlamaForCausalLM) and by
-/// model_type (llama), and "gpt", the network of Megatron's flags; and their Megatron layouts.
+/// Registers all families by Hugging Face architecture (LlamaForCausalLM) and model_type (llama), with their Megatron
+/// layouts, and "gpt", the network of Megatron's flags.
 void register_models(ModelRegistry& registry);
 
 /// The model that config.json describes; `network`: its decoder.

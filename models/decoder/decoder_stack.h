@@ -10,8 +10,8 @@
 
 namespace megashard {
 
-/// Token ids to normed hidden states: embed_tokens (and embed_positions), layers, norm, rotary_emb
-/// (and rotary_emb_local, of sliding layers). `model` in the names of a DecoderModel's parameters.
+/// Maps token ids to normed hidden states: embed_tokens (and embed_positions), layers, norm, rotary_emb (and
+/// rotary_emb_local, for sliding layers).
 class DecoderStack : public torch::nn::Module {
  public:
   DecoderStack(const Network& network, const BuildContext& context);
@@ -23,7 +23,7 @@ class DecoderStack : public torch::nn::Module {
 
  private:
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions, const InjectedEmbeddings& injected);
-  /// Tables of the input's positions, or of `positions`, those of a cut sequence.
+  /// Tables for `positions`, those of this rank's rows.
   RotaryTables rotate(Hooked<RotaryEmbedding>& rotary, const Batch& input, const at::Tensor& hidden,
                       const at::Tensor& positions) const;
 

@@ -11,23 +11,23 @@
 
 namespace megashard {
 
-/// How the rows of one forward travel to the ranks that have their experts, and back: expert
-/// parallelism's dispatch. Experts lie on `ranks` in order, as many on each. All ranks make one and
-/// call its functions together, in forward and in backward. The wire carries the rows and no more.
+/// Dispatch of expert parallelism: sends the rows of one forward to the ranks that have their experts, and the results
+/// back. Each rank of `ranks` has the same number of experts, in order. All ranks construct one and call its functions
+/// together, in forward and in backward.
 class ExpertExchange : public torch::CustomClassHolder {
  public:
-  /// `counts` [experts] int64: of `rows`, this rank's, those for each expert. Collective, and the host waits.
+  /// `counts` [experts] int64: how many of this rank's `rows` go to each expert. Collective. Blocks the host.
   ExpertExchange(ProcessGroupPtr ranks, const at::Tensor& counts, int64_t rows);
 
-  /// Of each of this rank's experts, from all ranks.
+  /// The rows from all ranks for each of this rank's experts.
   const RowGroupsPtr& own_rows() const { return own_rows_; }
 
-  /// Rows sorted by expert [n, C] -> the rows for this rank's experts [m, C], sorted by expert.
-  /// Differentiable, as is the way back.
+  /// Rows sorted by expert [n, C] -> the rows for this rank's experts [m, C], sorted by expert. Differentiable, like
+  /// send_back.
   static at::Tensor send(const c10::intrusive_ptr<ExpertExchange>& exchange, const at::Tensor& rows);
-  /// Results in the order of send's -> those of this rank's rows, in the order of send's argument.
-  /// Gradients of losses that are averaged over all ranks come from all of `ranks` to one expert:
-  /// they are divided by their number between send and send_back.
+  /// Results in the order of send's result -> the results of this rank's rows, in the order of send's argument. An
+  /// expert gets gradients from all of `ranks`, each of a loss that is averaged over all ranks: between send and
+  /// send_back they are divided by the number of ranks.
   static at::Tensor send_back(const c10::intrusive_ptr<ExpertExchange>& exchange, const at::Tensor& results);
 
   int ranks() const { return ranks_->size(); }
@@ -35,13 +35,13 @@ class ExpertExchange : public torch::CustomClassHolder {
   at::Tensor back(const at::Tensor& results) const;
 
  private:
-  /// Rows that are sorted by the rank that they go to -> what arrives, sorted by the rank that it comes from.
+  /// Rows sorted by destination rank -> rows that arrive, sorted by source rank.
   at::Tensor swap(const at::Tensor& rows, const std::vector<int64_t>& sent, const std::vector<int64_t>& received) const;
 
   ProcessGroupPtr ranks_;
   RowGroupsPtr own_rows_;
   std::vector<int64_t> sent_, received_;  // rows to and from each rank
-  at::Tensor by_expert_, by_rank_;        // orders of what arrives; undefined: one, as there is one expert here
+  at::Tensor by_expert_, by_rank_;        // orders of the rows that arrive; undefined: this rank has one expert
 };
 
 }  // namespace megashard

@@ -14,17 +14,16 @@
 
 namespace megashard {
 
-/// What a decoder is made of, with its experts on one rank or spread over several
-/// (--expert-model-parallel-size N): rank r has the experts of EP rank r % N in every layer, under
-/// their numbers in the whole model, and shards them over ranks that have the same. All other
-/// parameters are sharded as without.
+/// Base of decoders, with expert parallelism (--expert-model-parallel-size N): rank r has the experts of EP rank r % N
+/// in every layer, numbered as in the whole model, and shards them over the ranks that have the same experts. Other
+/// parameters are sharded as without it.
 class ExpertParallelModule : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin {
  public:
   bool is_on_other_rank(const std::string& key) const override;
   ExpertParallelInfo expert_parallel_info() const override;
 
  protected:
-  /// The losses of the routers, if the model has any. Collective over the ranks that share the sequences.
+  /// Router losses, if the model has routers. Collective over the ranks that share the sequences.
   std::vector<AuxTerm> router_terms(const LayerOutput& states, const SequenceShard& shard) const;
   void _init_ep_model() override;
   virtual const MoeConfig& moe_config() const = 0;
@@ -38,10 +37,9 @@ class ExpertParallelModule : public MultiModalModule, public FSDP2Mixin, public 
   ProcessGroupPtr ep_ranks_;
 };
 
-/// How many ranks share the rows of an expert's parameters, of world / ep_size that have it; the
-/// others of these have replicas. `wanted` (expert_fully_shard_parallel_size) or, without it, as
-/// many copies as the other parameters have, which `shard` ranks share. Throws one error for
-/// sizes that do not fit.
+/// Number of ranks that an expert's parameters are sharded over. Of the world / ep_size ranks that have the expert, the
+/// others hold replicas. Returns `wanted` (expert_fully_shard_parallel_size) if set; else keeps as many replicas as the
+/// other parameters have, which are sharded over `shard` ranks. Throws one error for sizes that do not fit.
 int expert_shard_size(int world, int shard, int ep_size, std::optional<int> wanted);
 
 }  // namespace megashard

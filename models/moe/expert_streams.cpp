@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kGateUp = ".experts.gate_up_proj";
 constexpr const char* kDown = ".experts.down_proj";
 
-/// A tensor that holds experts, and the other one of its layer.
+/// A tensor of stacked experts, and the layer's other one.
 struct Stack {
   std::string other;
   std::vector<int64_t> other_sizes{};
@@ -32,7 +32,7 @@ std::optional<Stack> stack_of(const std::string& key) {
   return std::nullopt;
 }
 
-/// Experts by themselves, out of stacks.
+/// Splits stacks into one tensor per expert.
 class SplitExperts {
  public:
   explicit SplitExperts(TensorStream stream) : stream_(std::move(stream)) {
@@ -92,7 +92,7 @@ class SplitExperts {
   at::Tensor last_stack_;
 };
 
-/// Stacks, out of experts by themselves.
+/// Stacks the tensors of separate experts.
 class StackExperts {
  public:
   explicit StackExperts(TensorStream stream) : stream_(std::move(stream)) {

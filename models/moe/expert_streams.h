@@ -9,11 +9,10 @@ namespace megashard {
 
 using StreamChange = std::function<TensorStream(TensorStream)>;
 
-/// For the converters: the experts of a layer (stacked_experts.h)
-/// from the shapes in files that Hugging Face publishes, or that transformers has in memory, to
-/// those of parameters, each by itself; and back to the published ones. Tensors that have the
-/// shapes already stay. Null where both are the same. A stack without its other half, or that lacks
-/// an expert, throws an error. One stack at a time is in memory.
+/// For the converters: split stacked experts (stacked_experts.h), as published or as in transformers' memory, into one
+/// tensor per parameter, and stack them again as published. Tensors that already have the target's shape are unchanged.
+/// Null if both forms are equal. Throw for a stack without its other half, or without an expert. Keep one stack at a
+/// time in memory.
 StreamChange to_parameter_experts(WeightFiles::Experts published);
 StreamChange to_published_experts(WeightFiles::Experts published);
 

@@ -21,7 +21,7 @@ bool is_plain(const Hooked<Mlp>& expert) {
          plain(expert.narrowing());
 }
 
-/// Expert after expert the weights of what widens: gate's and up's, or up's.
+/// Weights of gate_proj and up_proj, or of up_proj, expert by expert.
 ExpertWeights widening_weights(const Experts& experts) {
   ExpertWeights weights;
   for (const auto& expert : experts) {

@@ -11,21 +11,21 @@
 
 namespace megashard {
 
-/// The experts of a layer, modules of their own for names, checkpoints, adapters and units, and a grouped product for
-/// each of their projections where nothing is in the way.
+/// The experts of a layer: separate modules for names, checkpoints, adapters and units, but computed as one grouped
+/// product per projection if possible.
 class GroupedExperts {
  public:
   GroupedExperts() = default;
-  /// Their weights will lie adjacent once their unit is gathered.
+  /// Declares the weights adjacent, so that their unit gathers them side by side.
   explicit GroupedExperts(std::vector<std::shared_ptr<Hooked<Mlp>>> experts);
 
-  /// Rows [N, C], sorted by expert -> their results. Experts that are units, are recomputed, or have adapters, biases
-  /// or fp8 run one after the other; so do all on a GPU that has no kernel for their dtype or sizes, and there the host
-  /// waits for the numbers of rows.
+  /// Rows [N, C], sorted by expert -> their results. Experts run one by one if they are units, are recomputed, or have
+  /// adapters, biases or fp8, or if a GPU has no kernel for their dtype or sizes; then, on a GPU, blocks the host for
+  /// the numbers of rows.
   at::Tensor forward(const at::Tensor& rows, const RowGroupsPtr& groups) const;
 
  private:
-  /// Undefined: they are to run one after the other.
+  /// Undefined: the experts must run one by one.
   at::Tensor grouped(const at::Tensor& rows, const RowGroupsPtr& groups) const;
 
   std::vector<std::shared_ptr<Hooked<Mlp>>> experts_;

@@ -17,9 +17,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// Row i of the result is row index[i] of x, where each row of x is taken as often as any other.
-/// `back` [rows, times] says where. Unlike index_select's, the gradient is a gather too: the same
-/// bits in each run on a GPU.
+/// index_select of rows, for an index that takes each row of x equally often; `back` [rows, times]: positions in the
+/// index. The gradient is a gather, too, so it has the same bits in each run on a GPU, unlike index_select's.
 struct TakeRows : torch::autograd::Function<TakeRows> {
   static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& index,
                           const at::Tensor& back) {
@@ -33,7 +32,7 @@ struct TakeRows : torch::autograd::Function<TakeRows> {
   }
 };
 
-/// The rows of `experts` [N, K], one for each token and choice, sorted by expert.
+/// Order by expert of the rows of `experts` [N, K], one for each token and choice.
 struct RowOrder {
   at::Tensor token;   // [N * K], of each sorted row
   at::Tensor place;   // [N, K]: the sorted row

@@ -33,7 +33,7 @@ PartSpecPtr experts_part(MoeSpec spec);
 class RemoteExpert : public torch::nn::Module, public SelfInitializing {
  public:
   RemoteExpert(const MlpSpec& spec, const BuildContext& context) : spec_(spec), context_(context) {}
-  /// A new expert without values, for what is drawn for it.
+  /// A new expert without values, for its initialisation.
   std::shared_ptr<Hooked<Mlp>> expert() const;
   void init_own_weights(const WeightInit& init) override;
 

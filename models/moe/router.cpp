@@ -17,8 +17,8 @@
 namespace megashard {
 namespace {
 
-/// `probabilities` and `experts` are the router's; transformers' loss has its own softmax in the
-/// dtype of the logits, which in fp32 is the same; Megatron's has the router's. `mask` [N]: as Routing's.
+/// Routing's balance from the router's probabilities and experts. transformers' loss has its own softmax in the logits'
+/// dtype, equal to the router's in fp32; Megatron's uses the router's.
 at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Tensor experts, const at::Tensor& mask,
                       int64_t sequences, bool as_transformers) {
   if (logits.scalar_type() != at::kFloat && as_transformers) {

@@ -33,7 +33,8 @@ struct Routing {
 class Router {
  public:
   virtual ~Router() = default;
-  /// tokens [N, C] of so many sequences; `mask` [N] bool: the tokens that count for the losses; undefined: all.
+  /// tokens [N, C] of `sequences` sequences of equal length; `mask` [N] bool: tokens that count for the router losses;
+  /// undefined: all.
   virtual Routing route(const at::Tensor& tokens, const at::Tensor& mask, int64_t sequences) = 0;
   virtual std::shared_ptr<torch::nn::Module> module() = 0;
 };

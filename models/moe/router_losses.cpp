@@ -5,8 +5,7 @@
 namespace megashard {
 namespace {
 
-/// [layers] of each layer's balance [layers, 2, ..., experts] over the dimensions between, each of which has a loss of
-/// its own; their mean.
+/// Losses [layers] from balance [layers, 2, experts] or [layers, 2, B, experts]; the latter: means over B losses.
 at::Tensor balance_of_layers(const at::Tensor& balance, int64_t experts_per_token) {
   const auto counts = balance.select(1, 0), probabilities = balance.select(1, 1);
   const auto tokens = counts.sum(-1) / static_cast<double>(experts_per_token);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kList = ".experts.";
 
-/// Whether a layer's two tensors are stored [in, out]: only one of the two ways fits both sizes.
+/// True if a layer's two tensors are stored [in, out]: only one of both forms fits both sizes.
 bool is_transposed(at::IntArrayRef gate_up, at::IntArrayRef down) {
   return gate_up.size() == 3 && down.size() == 3 && gate_up[1] == down[2] && gate_up[2] == 2 * down[1];
 }
