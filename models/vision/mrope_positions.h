@@ -16,29 +16,28 @@ struct PictureGrids {
   at::Tensor seconds_per_frame;  ///< [M] fp32, of the videos; undefined: 1
 };
 
-/// Where pictures stand in a batch.
+/// Positions of pictures in a batch.
 struct PicturePlaces {
   at::Tensor position_ids;  ///< [3, B, T] int64: time, height, width (transformers' get_rope_index)
-  /// [features] int64: of the B * T tokens, which stands for each feature; images first, then videos.
+  /// [features] int64: the token, of B * T, that each feature replaces; images first, then videos.
   at::Tensor token_indices;
 };
 
-/// From values on the host. A picture takes as many placeholder tokens as it has features; text
-/// behind it goes on from its larger side. Positions begin at 0 in each row, or in each document of
-/// `document_lengths` (as in Batch), where that is defined. Throws one error when the tokens'
-/// placeholders are not those of the grids.
+/// Computes positions from values on the host. A picture takes as many placeholder tokens as it has features; the text
+/// after it continues from its larger side. Positions start at 0 in each row, or in each document of `document_lengths`
+/// (as in Batch) if defined. Throws one error if the placeholder tokens do not match the grids.
 PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens, const PictureGrids& grids,
                              const at::Tensor& document_lengths = {});
 
-/// What a rank that has some rows of each sequence needs of its pictures.
+/// Pictures for a rank that has some rows of each sequence.
 struct OwnPictures {
-  std::vector<bool> pictures;  ///< of each: whether one of its features lies in these rows
-  at::Tensor features;         ///< [N] int64: which features of those pictures lie there, in their order
-  at::Tensor token_indices;    ///< [N] int64: where in the B * rows tokens
+  std::vector<bool> pictures;  ///< per picture: true if one of its features is in these rows
+  at::Tensor features;         ///< [N] int64: the features of those pictures in these rows, in order
+  at::Tensor token_indices;    ///< [N] int64: their tokens, of B * rows
 };
 
-/// `features_of` [pictures] int64: how many of `token_indices`, of the B * T whole tokens, each
-/// picture has.
+/// `features_of` [pictures] int64: number of `token_indices` (into the B * T tokens of whole sequences) of each
+/// picture.
 OwnPictures pictures_in_rows(const at::Tensor& token_indices, const at::Tensor& features_of,
                              const SequenceShard& shard);
 

@@ -10,15 +10,15 @@
 
 namespace megashard {
 
-/// Which patches attend to each other: segments of equal length lie next to each other, so that one
-/// attention call takes all of a length.
+/// Segments of patches that attend to each other. Segments of equal length are adjacent, so that one attention call
+/// computes all of them.
 struct Segments {
   struct Run {
     int64_t length;  ///< patches of a segment
     int64_t count;   ///< segments
   };
   std::vector<Run> runs;
-  at::Tensor order;    ///< [P] int64, the patches as the runs have them; undefined: as they come
+  at::Tensor order;    ///< [P] int64: patches in the order of the runs; undefined: unchanged
   at::Tensor inverse;  ///< back
 
   template <class F>
@@ -28,13 +28,12 @@ struct Segments {
   }
 };
 
-/// What a tower works out from the grids of images and videos, on the host. P patches become
-/// P / merge^2 features; patches come merge^2 by merge^2 (a unit), as the processors of Hugging
-/// Face give them.
+/// A tower's plan, computed on the host from the grids of images and videos. P patches become P / merge^2 features;
+/// patches are ordered in units of merge^2, as by Hugging Face's processors.
 struct VisionPlan {
   int64_t patches = 0;
   int64_t features = 0;
-  at::Tensor unit_order;    ///< [features] int64: units as the tower has them; undefined: as given
+  at::Tensor unit_order;    ///< [features] int64: units in the tower's order; undefined: unchanged
   at::Tensor unit_inverse;  ///< back
   at::Tensor positions;     ///< [P, 2] int64 row and column of each patch, in the tower's order
   Segments frames;          ///< an image, or each frame of a video
@@ -43,11 +42,11 @@ struct VisionPlan {
   at::Tensor tap_weights;   ///< [P, 4] fp32
 };
 
-/// `grids` [N, 3] int64 on the CPU: frames, rows and columns of patches, positive; rows and columns
-/// divisible by the merge size (check_grids tells).
+/// `grids` [N, 3] int64 on the CPU: frames, rows and columns of patches, as check_grids accepts them.
 VisionPlan plan_vision(const VisionConfig& config, const at::Tensor& grids);
 
-/// Throws an error naming `name` (image_grid_thw) for a tensor that is no such list.
+/// Throws an error with `name` (image_grid_thw) unless all values are positive and the merge size divides rows and
+/// columns.
 void check_grids(const VisionConfig& config, const at::Tensor& grids, const std::string& name);
 
 }  // namespace megashard

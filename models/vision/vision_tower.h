@@ -17,8 +17,8 @@
 
 namespace megashard {
 
-/// A convolution over patches that do not overlap: one product with the flattened weight, which
-/// keeps the sizes that it has in the files.
+/// A convolution over patches that do not overlap, computed as a product with the flattened weight, whose sizes are
+/// those in the files.
 class PatchConvolution : public torch::nn::Module, public SelfInitializing {
  public:
   explicit PatchConvolution(const VisionConfig& config);
@@ -43,7 +43,7 @@ class PatchEmbed : public torch::nn::Module {
   std::shared_ptr<Hooked<PatchConvolution>> proj_;
 };
 
-/// What all blocks of a forward share.
+/// Inputs that all blocks of a forward share.
 struct VisionContext {
   RotaryTables rotary;  // [P, head / 2] fp32
   Segments segments;
@@ -99,8 +99,8 @@ class VisionBlock : public torch::nn::Module {
   std::shared_ptr<Hooked<VisionMlp>> mlp_;  // Qwen3
 };
 
-/// merge^2 neighbouring patches to one feature: norm of each patch (or, for deepstack, of all of
-/// them), then two linears.
+/// Merges merge^2 neighbouring patches into one feature: norm of each patch (for deepstack: of all merged patches),
+/// then two linear layers.
 class PatchMerger : public torch::nn::Module {
  public:
   PatchMerger(const VisionConfig& config, bool norm_of_all);
@@ -127,12 +127,12 @@ struct VisionFeatures {
   }
 };
 
-/// `model.visual`: patches of all images and frames of a batch to features, in their order.
+/// `model.visual`: maps the patches of all images and frames of a batch to features, in order.
 class VisionTower : public torch::nn::Module {
  public:
   explicit VisionTower(const VisionConfig& config);
 
-  /// patches [P, C * T * S * S] as the plan counts them.
+  /// patches [P, C * T * S * S], P as in the plan.
   VisionFeatures forward(const at::Tensor& patches, const VisionPlan& plan);
   std::string class_name() const { return config_.names.tower; }
 
