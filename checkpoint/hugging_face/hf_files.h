@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/files/atomic_folder.h"
@@ -17,7 +18,8 @@ namespace megashard {
 struct HfSaveOptions {
   int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;  ///< size of the data per file
   std::optional<at::ScalarType> dtype{};  ///< dtype of floating-point weights; unset: unchanged (save_hf_sharded only)
-  std::string stem = "model";             ///< stem of the weights' file names; PEFT adapters use another
+  std::unordered_set<std::string> in_fp32{};  ///< names of weights that are saved in fp32, whatever `dtype` says
+  std::string stem = "model";                 ///< stem of the weights' file names; PEFT adapters use another
   /// Writes the files beside the weights (config.json, tokenizer, ...) into the given folder, synced. They are
   /// published together with the weights. Null: none.
   std::function<void(const std::string& folder)> beside{};

@@ -46,11 +46,11 @@ int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.
 
 class ShardedSave {
  public:
-  ShardedSave(const ShardedTensors& tensors, std::optional<at::ScalarType> dtype) : tensors_(tensors), dtype_(dtype) {}
+  ShardedSave(const ShardedTensors& tensors, const HfSaveOptions& options) : tensors_(tensors), options_(options) {}
 
   RankPlan own_plan() const {
     auto plan = make_rank_plan(tensors_, {});
-    for (auto& item : plan) item.dtype = written(item.dtype);
+    for (auto& item : plan) item.dtype = written(item.key, item.dtype);
     return plan;
   }
 
@@ -88,7 +88,7 @@ class ShardedSave {
       auto& file = open[place.file];
       if (file == nullptr) file = std::make_unique<PlacedFile>(path(place.file));
       const auto& held = tensors_[write.item].second.local;
-      const auto local = held.detach().to(c10::kCPU, written(held.scalar_type())).contiguous();
+      const auto local = held.detach().to(c10::kCPU, written(entry.key, held.scalar_type())).contiguous();
       const auto* data = static_cast<const char*>(local.const_data_ptr());
       const auto bytes = static_cast<int64_t>(local.element_size());
       const auto& tensor = *entry.tensor();
@@ -111,7 +111,10 @@ class ShardedSave {
   }
 
  private:
-  at::ScalarType written(at::ScalarType held) const { return dtype_ && at::isFloatingType(held) ? *dtype_ : held; }
+  at::ScalarType written(const std::string& name, at::ScalarType held) const {
+    if (!options_.dtype || !at::isFloatingType(held)) return held;
+    return options_.in_fp32.contains(name) ? at::kFloat : *options_.dtype;
+  }
 
   struct DataPlace {
     size_t file;
@@ -120,7 +123,7 @@ class ShardedSave {
   std::string path(size_t file) const { return folder_->path(folder_->plan().files[file].name); }
 
   const ShardedTensors& tensors_;
-  std::optional<at::ScalarType> dtype_;
+  const HfSaveOptions& options_;
   SavePlan plan_;
   std::optional<HfFolderWriter> folder_;
   std::vector<SafetensorsLayout> layouts_;
@@ -132,7 +135,7 @@ class ShardedSave {
 void save_hf_sharded(const std::string& directory, const ShardedTensors& tensors, const ProcessGroupPtr& group,
                      const HfSaveOptions& options) {
   const auto rank = static_cast<size_t>(rank_in(group));
-  ShardedSave save(tensors, options.dtype);
+  ShardedSave save(tensors, options);
   const auto plans = gather_values(group, [&] { return plan_value(save.own_plan()); });
   try {
     all_or_throw(group, [&] {

@@ -44,6 +44,9 @@ class FSDP2Mixin {
   /// Turns requires_grad off as configured by the model. Called by its constructor or by the program before
   /// fully_shard.
   virtual void freeze() {}
+  /// True for parameters and buffers that are stored and computed in fp32, whatever --bf16 and param_dtype say
+  /// (transformers' _keep_in_fp32_modules). `name`: fully qualified.
+  virtual bool keeps_fp32(const std::string& /*name*/) const { return false; }
   /// Casts floating-point parameters and buffers to `dtype` (--bf16), except those of keeps_fp32(). Call it
   /// before fully_shard.
   void store_in(at::ScalarType dtype);
@@ -87,10 +90,6 @@ class FSDP2Mixin {
 
   /// Casts inputs of a wrapped module to param_dtype (ROLL's _fsdp2_cast_forward_inputs); unset: as in the file.
   virtual std::optional<bool> cast_forward_inputs(const NamedModule& /*each*/) const { return std::nullopt; }
-
-  /// True for parameters and buffers that are stored and computed in fp32, whatever --bf16 and param_dtype say
-  /// (transformers' _keep_in_fp32_modules). `name`: fully qualified.
-  virtual bool keeps_fp32(const std::string& /*name*/) const { return false; }
 
   /// Paths of Megatron's modules in this model, for patterns of the FSDP2 file: {"decoder.layers", "model.layers"}. The
   /// first one that begins a pattern is used.

@@ -25,6 +25,7 @@ class DecoderModel : public ExpertParallelModule, public PublishedWeights {
   int64_t vocab_size() const override { return network_.config.vocab_size; }
   void check_sequence_ranks(int64_t ranks) const override;
   void check_sequence_ring() const override;
+  bool keeps_fp32(const std::string& name) const override;
   /// The decoder's; an encoder's depend on the items and are left out.
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
   std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override;
@@ -33,7 +34,6 @@ class DecoderModel : public ExpertParallelModule, public PublishedWeights {
 
  protected:
   void _init_tp_model() override;
-  bool keeps_fp32(const std::string& name) const override;
   const MoeConfig& moe_config() const override { return network_.config.moe; }
   const BuildContext& context() const override { return context_; }
   std::vector<std::string> default_modules_to_wrap() const override;

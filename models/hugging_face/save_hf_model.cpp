@@ -16,6 +16,7 @@
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/diagnostics.h"
+#include "framework/modules/fsdp2_mixin.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/save_contract.h"
 #include "models/config/weight_files.h"
@@ -98,23 +99,27 @@ at::ScalarType hf_model_dtype(const Arguments& arguments) {
 void save_hf_model(MegatronModule& model, const Arguments& arguments, const ProcessGroupPtr& group) {
   const auto& folder = *arguments.save_hf;
   auto tensors = model.keeps_trained_only() ? merged_state_dict(model) : checked_state_dict(model);
-  bool transposes = false;
-  if (const auto* published = dynamic_cast<const PublishedWeights*>(&model)) {
-    for (auto& [name, tensor] : tensors) name = published->published_name(name);
-    transposes = published->weight_files().experts == WeightFiles::Experts::kStacked;
+  const auto* mixin = dynamic_cast<const FSDP2Mixin*>(&model);
+  const auto* published = dynamic_cast<const PublishedWeights*>(&model);
+  HfSaveOptions options{.dtype = hf_model_dtype(arguments)};
+  for (auto& [name, tensor] : tensors) {
+    const bool in_fp32 = mixin != nullptr && mixin->keeps_fp32(name);
+    if (published != nullptr) name = published->published_name(name);
+    if (in_fp32) options.in_fp32.insert(name);
   }
+  bool transposes = published != nullptr && published->weight_files().experts == WeightFiles::Experts::kStacked;
   if (transposes || arguments.save_hf_stacked_experts) {
     const auto network = decoder_config(arguments);
     const auto& moe = network.moe;
     transposes = transposes && stacks_transposed(network.hidden_size, moe.intermediate_size);
     tensors = transposes ? stack_experts_transposed(tensors, moe.num_experts) : stack_experts(tensors, moe.num_experts);
   }
-  const auto write_beside = [&](const std::string& beside) {
+  options.beside = [&](const std::string& beside) {
     if (arguments.hf_model) copy_hf_assets(*arguments.hf_model, beside);
     write_hf_config(beside, config_of_run(arguments));
   };
   const auto ranks = make_saving_group(group, "Hugging Face saves");
-  save_hf_sharded(folder, tensors, ranks, {.dtype = hf_model_dtype(arguments), .beside = write_beside});
+  save_hf_sharded(folder, tensors, ranks, options);
   if (model.keeps_trained_only()) save_adapters(model, arguments, folder + "/adapter", ranks);
 }
 
