@@ -203,7 +203,7 @@ def outcome(name, folder):
 
 
 def outcomes(names, folder):
-    """Of cases at the same time: they wait."""
+    """Runs the cases at the same time, because they mostly wait."""
     with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
         return dict(zip(names, pool.map(lambda name: outcome(name, folder), names)))
 

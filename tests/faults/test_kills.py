@@ -54,7 +54,7 @@ class Directory:
             time.sleep(0.01)
 
     def check(self):
-        """What this round found, against what the one before it had saved."""
+        """Compares the step that this round found with those that the previous round had saved."""
         lines = self.lines()
         found, last = (tuple(map(int, lines[i][1:])) for i in (0, -1))
         assert found >= self.saved, f"{self.saved} was saved, {found} was found"

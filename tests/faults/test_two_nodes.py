@@ -54,7 +54,7 @@ def nodes(tmp_path):
 
 @contextlib.contextmanager
 def started(node, *command, output=subprocess.DEVNULL, **variables):
-    """With process ids of its own: ranks that see each other's exchange memory, not messages."""
+    """Runs a command on the node with separate process ids. Ranks that see each other exchange memory, not messages."""
     inside = ["ip", "netns", "exec", node.name, "unshare", "--pid", "--fork", "--mount-proc", "--kill-child",
               "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', node.hosts]
     process = subprocess.Popen([*map(str, inside), *map(str, command)], stdout=output, stderr=subprocess.PIPE,

@@ -1,5 +1,5 @@
-"""Changes to config.json that make it odd, wrong, or say one thing twice: of every key that transformers'
-configurations of our text families have, and of those that older versions had."""
+"""Changes that make config.json odd, wrong or redundant: for every key of transformers' configurations of our text
+families, and for keys of older versions."""
 import dataclasses
 import itertools
 import random
@@ -20,7 +20,7 @@ FAMILIES = {
     "gemma3_text": Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=6, query_pre_attn_scalar=16,
                                     layer_types=["sliding_attention", "full_attention"]),
 }
-ABSENT = "absent"  # the key is taken out
+ABSENT = "absent"  # removes the key
 GENERAL = {field.name for field in dataclasses.fields(transformers.PretrainedConfig)} - {
     "tie_word_embeddings", "pad_token_id", "rope_parameters"}
 SILENT = {"use_cache", "pretraining_tp", "initializer_range", "bos_token_id", "eos_token_id"}  # without an effect here
@@ -97,7 +97,7 @@ def of_keys(family, config):
 
 
 def windows():
-    """The keys that say which layers slide, against each other."""
+    """Combinations of the keys that select sliding layers."""
     for uses, window, first, types in itertools.product(
             (True, False, None), (4, None, 0), (0, 1, None), (ABSENT, None, [FULL, SLIDES], [SLIDES, SLIDES])):
         yield {"use_sliding_window": uses, "sliding_window": window, "max_window_layers": first, "layer_types": types}
@@ -108,12 +108,12 @@ def nested(rope):
 
 
 def renamed(rope):
-    """By the name that transformers had for rope_type before."""
+    """With transformers' earlier name of rope_type."""
     return {"type" if key == "rope_type" else key: value for key, value in rope.items()}
 
 
 def ropes(family):
-    """Positions in one place, and in several that are of one mind or not."""
+    """Positions in one place, and in several places that agree or disagree."""
     shape = nested if family == "gemma3_text" else (lambda rope: rope)
     for rope in ROPES.values():
         yield {"rope_parameters": shape(rope | {"rope_theta": 500.0})}
@@ -142,7 +142,7 @@ def ropes(family):
 
 
 def changes(family):
-    """All of a family, each once: what is to be put into its config.json."""
+    """All changes of a family, each once: the entries to put into its config.json."""
     found = []
     for change in itertools.chain(of_keys(family, FAMILIES[family]), windows(), ropes(family)):
         if change not in found:
@@ -151,6 +151,6 @@ def changes(family):
 
 
 def some(count, seed):
-    """[(family, change)]: as many of all of them, by lot."""
+    """[(family, change)]: a random sample of all changes."""
     everything = [(family, change) for family in FAMILIES for change in changes(family)]
     return random.Random(seed).sample(everything, min(count, len(everything)))

@@ -56,7 +56,7 @@ def draw(random, form):
 
 
 def pieces(meaning):
-    """(text, is it learnt) of what the chat template of above makes of it."""
+    """(text, is it learnt) for the output of the chat template above."""
     if meaning.tools:
         yield f"<|im_start|>tools\n{json.dumps([TOOL])}<|im_end|>\n", False
     for turn in ([Turn("system", meaning.system)] if meaning.system else []) + meaning.turns:
@@ -79,7 +79,7 @@ def turn_pieces(meaning):
 
 
 def marks(random, turn, form):
-    """What says that an answer is learnt or not."""
+    """The keys that include an answer in the loss, or exclude it."""
     if turn.role != "assistant" or form in ("alpaca", "completion"):
         return random.choice(({}, {"weight": None}))
     key, no, yes = random.choice(MARKS)
@@ -87,7 +87,7 @@ def marks(random, turn, form):
 
 
 def spell_turn(random, turn, form):
-    """As from and value, or as role and content."""
+    """A turn as from and value, or as role and content."""
     said = {**marks(random, turn, form)}
     arguments = json.dumps(turn.call) if turn.call and random.random() < 0.5 else turn.call
     call = {"name": "look", "arguments": arguments}
@@ -191,7 +191,7 @@ def broken_record(seed):
 
 
 def containers(value):
-    """It, and all objects and lists in it that are not empty."""
+    """The value itself, and all non-empty objects and lists in it."""
     if isinstance(value, dict) or (isinstance(value, list) and value):
         yield value
         for part in value.values() if isinstance(value, dict) else value:

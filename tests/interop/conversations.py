@@ -21,7 +21,7 @@ def write_conversation_set(prefix, conversations, masks, items=None, **columns):
 
 
 def losses_by_pytorch(model, samples):
-    """Of three steps of SGD, each on all the samples: (tokens [1, T], labels [T - 1], what else the model takes)."""
+    """Losses of three SGD steps, each on all samples: (tokens [1, T], labels [T - 1], further inputs of the model)."""
     seen, optimizer = [], torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
@@ -46,7 +46,7 @@ def train(folder, *flags, ranks=2):
 
 
 def packed(folder, *flags, ranks=1):
-    """With all four in one row."""
+    """The same with all four samples in one row."""
     length = [] if "--seq-length" in flags else ["--seq-length", 320]
     return train(folder, "--neat-packing", *length, "--micro-batch-size", 1, "--global-batch-size", 1, *flags,
                  ranks=ranks)

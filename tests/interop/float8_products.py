@@ -6,7 +6,7 @@ BLOCK = 32
 
 
 def scaled(x, dtype):
-    """(numbers, scale) with one scale for all."""
+    """(numbers, scale) with one scale for all numbers."""
     factor = (LARGEST[dtype] / x.abs().max().double().clamp(min=1e-12)).float()
     return (x.float() * factor).clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype).contiguous(), factor.reciprocal()
 

@@ -30,7 +30,7 @@ def run_rank(task, arguments, rank, world, store):
 
 
 def failure_in_ranks(world, folder, task, *arguments):
-    """Runs task(*arguments) in each rank of a new world. What they threw; empty: nothing."""
+    """Runs task(*arguments) in each rank of a new world. Returns their errors; empty if there are none."""
     store = str(Path(folder) / f"store_{uuid.uuid4().hex}")
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=run_rank, args=(task, arguments, rank, world, store)) for rank in range(world)]

@@ -60,7 +60,7 @@ def whole(tensor):
 
 
 def plain_name(name):
-    """A parameter's name without what DDP and FSDP1 add to it."""
+    """A parameter's name without the prefixes of DDP and FSDP1."""
     return name.removeprefix("module.").replace("_fsdp_wrapped_module.", "")
 
 
@@ -122,7 +122,7 @@ def clip(wrapped, limit):
 
 
 class Scaling:
-    """Of losses, by torch's GradScaler; without it a plain step."""
+    """Scales losses by torch's GradScaler, if there is one."""
 
     def __init__(self, case):
         given = case.get("loss_scale")
@@ -164,7 +164,7 @@ class Batches:
 
 
 class Conversations:
-    """With their pictures, all of a step on one rank."""
+    """Conversations with their pictures; one rank has all of a step."""
 
     def __init__(self, case):
         self.set, self.rows = load_file(f"{case['conversations']}.vision.safetensors"), case["rows"]
@@ -197,7 +197,7 @@ class Conversations:
 
 
 class LiveMemory:
-    """This process's, as live_memory.h counts it."""
+    """Tensor bytes of this process, counted by live_memory.h."""
 
     def __init__(self, library):
         self.library = ctypes.CDLL(library)

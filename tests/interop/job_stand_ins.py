@@ -12,11 +12,11 @@ import sys
 import tempfile
 import time
 
-WITH_NEXT = {"-n", "-H", "-x", "--bind-to"}  # their values are words of their own
+WITH_NEXT = {"-n", "-H", "-x", "--bind-to"}  # the next word is their value
 
 
 def split(words):
-    """(options, the command behind them)"""
+    """(options, the command after them)"""
     options = []
     while words and words[0].startswith("-"):
         with_next = words[0] in WITH_NEXT

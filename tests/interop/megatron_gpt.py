@@ -39,7 +39,7 @@ def gpt_model(config):
 
 
 def buckets():
-    """As DistributedOptimizer saves its state without --dist-ckpt-optim-fully-reshardable."""
+    """The state as DistributedOptimizer saves it without --dist-ckpt-optim-fully-reshardable."""
     from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 
     group = "optimizer.distributed.dp_group_idx_0"
@@ -68,7 +68,7 @@ def run(case):
 
 
 def without_gpu():
-    """One rank. megatron-core asks for a GPU in places that need none: these are answered here."""
+    """Sets up one rank. Replaces megatron-core's queries for a GPU that no computation needs."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     from megatron.core import parallel_state, tensor_parallel

@@ -18,7 +18,7 @@ and in the words of `megashard pretrain --help`. `tests/interop/megatron_page.py
 
 
 def megatron_flags():
-    """All spellings of each."""
+    """All spellings of each flag."""
     lines = [line for line in (ROOT / "tests/golden/megatron_flags.txt").read_text().splitlines() if line[:1] != "#"]
     return [line.split()[3].split(",") for line in lines]
 
@@ -32,7 +32,7 @@ def flags_in(text):
 
 
 def help_entries():
-    """(group, line of flags, what stands below it) for each entry of `megashard pretrain --help`."""
+    """(group, line of flags, description) for each entry of `megashard pretrain --help`."""
     group = ""
     for title, flags, below in re.findall(r"^(?:([a-z][^.\n]*):|((?:  \S.*\n)+)((?:      .*\n)+))", run(
             PROGRAM, "pretrain", "--help").stdout, re.MULTILINE):
@@ -50,7 +50,7 @@ def item(text):
 
 
 def lists():
-    """The text behind the mark."""
+    """The text after the mark."""
     entries = list(help_entries())
     known = {IGNORED: {}, REFUSED: {}, "works": {}}  # of a kind: what is said of a flag, by its spellings
     for group, flags, below in entries:

@@ -30,11 +30,11 @@ from test_dcp import STEP, counting, same
 
 WORLDS = (1, 2, 3, 4)
 LAYERS = 3
-TRAINED = ("plain", "chained", "buckets")  # optimizer_parts
+TRAINED = ("plain", "chained", "buckets")  # kinds of optimizer_parts
 
 
 def weights():
-    """By torch_dist's keys, stacks whole; dcp_tool's save_dist has the same."""
+    """Tensors by torch_dist's keys, with whole stacks; the same as in dcp_tool's save_dist."""
     tensors = {
         "embed.weight": counting(torch.float32, (8, 3), 0),
         "few.weight": counting(torch.float16, (5, 2), 1),  # of four ranks the last has none
@@ -101,7 +101,7 @@ def sharded(rank, world, fill):
 
 
 def load_ours(folder, rank, world, saved):
-    """What differs, as text; nothing when megatron-core gets everything."""
+    """The differences as text; empty if megatron-core loads everything."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing import ShardedObject
 
@@ -121,7 +121,7 @@ def load_ours(folder, rank, world, saved):
 
 
 def random_states(rank):
-    """What Megatron keeps of a rank's."""
+    """Megatron's entry for a rank's state."""
     random.seed(rank)
     numpy.random.seed(rank)
     torch.manual_seed(rank)
@@ -199,7 +199,7 @@ def optimizer_parts(optimizer, kind):
 
 
 def save_as_megatron(whole, step, kind="plain"):
-    """A state dict of ours as a torch_dist step by megatron-core; layers keep their numbers."""
+    """Saves our state dict as a torch_dist step with megatron-core; layers keep their numbers."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 

@@ -71,7 +71,7 @@ def train(folder, name):
 
 
 def load_ours(folder):
-    """Strictly, into other numbers, with the names of PyTorch's functions; then compared with one file of them all."""
+    """Loads strictly into other values, with the names of PyTorch's functions; compares with one file of them."""
     model = AutoModelForCausalLM.from_pretrained(folder / "untied")
     for layer in model.model.layers:
         fully_shard(layer)
@@ -168,7 +168,7 @@ def test_pytorch_loads_what_is_written_with_bare_names(trained):
 
 
 def test_messages_have_the_keys_of_the_step(trained):
-    """A model of three layers, and state whose numbers say nothing."""
+    """A model of three layers, and state with arbitrary values."""
     config = json.loads((trained / "untied" / "config.json").read_text())
     other = trained / "other"
     other.mkdir()

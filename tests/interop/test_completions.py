@@ -1,4 +1,4 @@
-"""`megashard completion SHELL` in that shell: what it offers for a line that somebody has begun to type."""
+"""`megashard completion SHELL` in that shell: the completions of a partly typed line."""
 import os
 import pty
 import shutil
@@ -47,7 +47,7 @@ TYPED = {  # by shell: its command, the file that it reads as it starts, and the
 
 
 def type_into(command, keys, folder):
-    """Runs it on a terminal of its own, to its end."""
+    """Runs the shell on a new terminal until it exits."""
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(folder)
@@ -66,7 +66,7 @@ def type_into(command, keys, folder):
 
 
 def completed(shell, lines, folder):
-    """{line: what its last word became}."""
+    """{line: completion of its last word}."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     script = run(PROGRAM, "completion", shell).stdout

@@ -1,4 +1,4 @@
-"""Odd and contradictory config.json: the loss and the gradient of transformers, or an error that names the key.
+"""Odd and contradictory config.json: transformers' loss and gradient, or an error that names the key.
 
 usage: test_config_changes.py COUNT [SEED]   as many of all changes by lot, and each that fails"""
 import json
@@ -49,7 +49,7 @@ def place(folder, number, family, change):
 
 
 def by_transformers(folder, inputs):
-    """(loss, norm of the gradient), or why there is none."""
+    """(loss, norm of the gradient), or the reason why there is none."""
     try:
         model, notes = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
         strange = [str(name) for kind in ("missing_keys", "mismatched_keys", "unexpected_keys")
@@ -79,14 +79,14 @@ def by_megashard(folder):
 
 
 def keys_of(change):
-    """Those of the objects in it, too."""
+    """All keys, also of nested objects."""
     for key, value in change.items():
         yield key
         yield from keys_of(value) if isinstance(value, dict) else ()
 
 
 def fault(change, wanted, ours, told=""):
-    """What is wrong with our answer; None: nothing."""
+    """The fault of our answer; None if it is right."""
     if isinstance(ours, str):
         names = [*keys_of(change), "weights"]
         return None if any(name in ours for name in names) else f"the error names none of {names}: {ours[:300]}"
@@ -104,7 +104,7 @@ def fault(change, wanted, ours, told=""):
 
 
 def compared(folder, cases):
-    """[(family, change, fault)] of those that are wrong."""
+    """[(family, change, fault)] for the wrong answers."""
     inputs = make_models(folder)
     folders = [place(folder, number, *case) for number, case in enumerate(cases)]
     for first in range(0, len(folders), 200):

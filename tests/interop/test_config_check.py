@@ -1,4 +1,4 @@
-"""`megashard config --check`: what becomes of each key of a configuration file, and that pretrain agrees."""
+"""`megashard config --check`: how each key of a configuration file is read, and that pretrain agrees."""
 import re
 
 import pytest
@@ -36,7 +36,7 @@ DATA = """{"dataset_param": {"basic_parameters": {"dataset": "a.json", "template
 
 
 def check(folder, name, text, *flags, expect=0):
-    """The keys, each with (line, what becomes of it), and the first and last lines."""
+    """{key: (line, how it is read)}, and the first and last lines."""
     (folder / name).write_text(text)
     done = run(PROGRAM, "config", "--check", folder / name, *flags, expect=expect)
     lines = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Records of conversations, as people have them: what they mean is learnt and nothing else, or they are refused."""
+"""Conversation records in many forms: exactly their answers are learnt, or they are refused."""
 import importlib.util
 import json
 import re
@@ -15,7 +15,7 @@ from tiny_vision import preprocessing
 
 @pytest.fixture(scope="module")
 def chats(folder):
-    """Prepares a file's bytes; what was learnt is compared by the caller."""
+    """Prepares a file's bytes; the caller compares the learnt text."""
     import preprocess_data
 
     tokenizer = make_chat_tokenizer(folder, TEMPLATE)

@@ -97,7 +97,7 @@ def test_every_dtype_of_safetensors_there_and_back(tmp_path):
 
 
 def test_prefixes_and_stacked_experts(tmp_path):
-    """What MindSpeed-MM's GenericDCPConverter makes of the names and sizes, under its own arguments."""
+    """Names and sizes are those of MindSpeed-MM's GenericDCPConverter, with its own arguments."""
     weights = {"thinker.model.layers.0.mlp.experts.gate_up_proj": torch.randn(4, 6, 5),
                "thinker.model.layers.0.mlp.down_proj.weight": torch.randn(8, 5), "talker.w": torch.randn(3)}
     (tmp_path / "hf").mkdir()

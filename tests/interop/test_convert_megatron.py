@@ -86,7 +86,7 @@ def test_buckets_of_the_optimizer_are_left_out(cases, tmp_path):
 
 
 def test_chunks_are_layers(cases):
-    """As megatron-core stores them: stacks of layers in chunks of one, norms under the linear behind them."""
+    """Weights as megatron-core stores them: stacks of layers in chunks of one, norms under the next linear layer."""
     ours = FileSystemReader(cases / "llama" / "ours" / "release").read_metadata().state_dict_metadata
     theirs = FileSystemReader(cases / "llama" / "theirs" / "iter_0000005").read_metadata().state_dict_metadata
     sizes = (lambda state: {key: tuple(entry.size) for key, entry in state.items()

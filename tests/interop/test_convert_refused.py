@@ -16,7 +16,7 @@ def flip_a_bit(path):
 
 
 def test_a_flipped_bit_is_not_converted(tmp_path):
-    """By any converter that reads a step: the message names the file, and nothing is written."""
+    """Any converter that reads the step names the file in its message, and writes nothing."""
     small_model(tmp_path / "hf", tie_word_embeddings=False)
     convert("hf_to_dcp", "--hf-dir", tmp_path / "hf", "--dcp-dir", tmp_path / "dcp")
     convert("hf_to_torch_dist", "--hf-dir", tmp_path / "hf", "--save-dir", tmp_path / "dist")

@@ -36,7 +36,7 @@ def training_state():
 
 
 def test_torch_file_there_and_back(tmp_path):
-    """As torch's own torch_save_to_dcp and dcp_to_torch_save, tensors inside values and views included."""
+    """Results equal those of torch's torch_save_to_dcp and dcp_to_torch_save, views and nested tensors included."""
     torch.save(training_state(), tmp_path / "state.pt")
     torch_save_to_dcp(tmp_path / "state.pt", tmp_path / "theirs")
     convert("torch_to_dcp", "--torch-save-path", tmp_path / "state.pt", "--dcp-checkpoint-dir", tmp_path / "ours")
@@ -67,7 +67,7 @@ def test_torch_file_there_and_back(tmp_path):
 
 
 def ordered(value):
-    """With the keys of all dicts sorted: they come in the order of the files."""
+    """Sorts the keys of all dicts, whose order is that of the files."""
     if isinstance(value, dict):
         return {key: ordered(value[key]) for key in sorted(value)}
     return [ordered(each) for each in value] if isinstance(value, list) else value

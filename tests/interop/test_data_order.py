@@ -33,7 +33,7 @@ logging.getLogger("megatron").setLevel(logging.ERROR)
 
 
 class Tokenizer:
-    """What GPTDatasetConfig asks of a tokenizer."""
+    """The attributes of a tokenizer that GPTDatasetConfig reads."""
 
     vocab_size = VOCAB
     eod = EOD
@@ -154,7 +154,7 @@ def random_case(number, chance, prefixes):
 
 
 def has_room(theirs):
-    """Whether megatron-core built every split that it was asked for with some sample in it."""
+    """True if megatron-core built every requested split with at least one sample."""
     return all(dataset is None or len(dataset) > 0 for dataset in theirs)
 
 

@@ -121,7 +121,7 @@ def tensor_parallel_tensors():
 
 
 def strided_there_and_back(folder):
-    """What FSDP over tensor parallelism holds in PyTorch: loads ours, saves it again."""
+    """PyTorch's FSDP over tensor parallelism loads our step and saves it again."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     dp, tp = mesh.get_coordinate()
     whole = tensor_parallel_tensors()

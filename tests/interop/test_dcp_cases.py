@@ -215,7 +215,7 @@ def load_strictly(folder):
 
 
 def in_python(task, folder):
-    """In a process of its own."""
+    """Runs in a separate process."""
     run(sys.executable, __file__, task.__name__, folder, timeout=300)
 
 

@@ -16,7 +16,7 @@ def dry_run(*flags, expect=0, **options):
 
 
 def origins(text):
-    """Of each argument: where it comes from, and its value."""
+    """{argument: (source, value)}."""
     table = text[text.index("\nargument "):].split("\n\n")[0].strip().splitlines()
     middle, last = table[0].index("from"), table[0].index("value")
     return {line[:middle].strip(): (line[middle:last].strip(), line[last:].strip()) for line in table[1:]}

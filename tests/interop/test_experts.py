@@ -39,7 +39,7 @@ CASES = {
 
 
 def make_model(folder):
-    """With a load-balancing loss, which is that of a rank's own tokens."""
+    """With a load-balancing loss, which a rank computes over its own tokens."""
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=64, initializer_range=0.1, tie_word_embeddings=False,

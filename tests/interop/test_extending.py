@@ -127,7 +127,7 @@ def test_the_recipes_work_together(libraries, folder):
 
 
 def test_the_loss_is_simpos(libraries, folder):
-    """Of two steps without a change, on two ranks."""
+    """Losses of two steps without a change, on two ranks."""
     torch.manual_seed(6)
     model = Qwen3ForCausalLM(Qwen3Config(
         vocab_size=30, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, head_dim=8,
@@ -160,7 +160,7 @@ def log_probs(model, tokens):
 
 @torch.no_grad()
 def expect_log_probs_of(model, libraries, folder):
-    """Of the model that is saved in the folder, on two ranks."""
+    """Losses of the model that is saved in the folder, on two ranks."""
     text = torch.randint(0, 97, (24,))
     megashard.write_documents(folder / "text", [text])
     megashard.run(*megashard.launch(2, "infer", "--hf-model", folder / "model", "--data-path", folder / "text",
@@ -300,7 +300,7 @@ def test_the_router_chooses_by_sigmoids_and_bias(libraries, folder, sigmoid_mode
 
 @torch.no_grad()
 def test_the_routers_bias_moves_after_each_step(libraries, folder, sigmoid_model):
-    """By the counts of all ranks and microbatches; a resumed run goes on with it."""
+    """The bias follows the counts of all ranks and micro batches; a resumed run continues with it."""
     rows = [torch.randint(0, 97, (9,)) for _ in range(16)]
     write_conversation_set(folder / "rows", rows, [torch.ones(9, dtype=torch.bool)] * 16)
     gates, wanted = [layer.mlp.gate for layer in sigmoid_model.model.layers], []

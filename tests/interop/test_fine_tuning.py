@@ -37,7 +37,7 @@ def make_model(folder, text):
 
 
 def by_transformers(folder):
-    """What the trained model answers to the questions."""
+    """The trained model's answers to the questions."""
     model, tokenizer = (kind.from_pretrained(folder / "trained") for kind in (AutoModelForCausalLM, AutoTokenizer))
     answers = []
     for line in (folder / "chats.jsonl").read_text().splitlines():

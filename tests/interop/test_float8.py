@@ -31,7 +31,7 @@ def make_model(folder):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """By (side, recipe, run); recipe "none": without fp8."""
+    """Results by (side, recipe, run); recipe "none" is without fp8."""
     folder = tmp_path_factory.mktemp("float8")
     make_model(folder / "model")
     start = torch.randint(0, VOCABULARY, (STEPS, ROWS, 1), generator=torch.Generator().manual_seed(1))

@@ -81,7 +81,7 @@ BOTH = ("--log-probs", "log_probs.npy", "--generate", "8", "--generated", "gener
 
 
 def check(wanted):
-    """What infer has written in the folder against what transformers makes."""
+    """Compares infer's files in the folder with transformers' results."""
     folder, log_probs, generated = wanted
     ours = np.load(folder / "log_probs.npy")
     assert ours.dtype == np.float32 and ours.shape == log_probs.shape
@@ -230,7 +230,7 @@ def test_a_checkpoint_describes_the_model(wanted):
 
 
 def conversations_by_transformers(model, data, length, tokens):
-    """As by_transformers, of a set of conversations; continuations of what comes before each one's last answer."""
+    """Like by_transformers for a set of conversations: continues each one before its last answer."""
     names = {"image_grid_thw": "image", "video_grid_thw": "video"}
     ends = [0, *data["sample_ends"].tolist()]
     log_probs, generated = torch.zeros(len(ends) - 1, length), []

@@ -20,7 +20,7 @@ SMALL = ("--seq-length 16 --micro-batch-size 1 --global-batch-size 8 --train-ite
 
 @pytest.fixture(scope="module", autouse=True)
 def work(folder):
-    """Where the scripts run: it has a model, data, and of the tree what they name."""
+    """The folder in which the scripts run: a model, data, and the files of the tree that they name."""
     torch.manual_seed(0)
     transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, head_dim=16,

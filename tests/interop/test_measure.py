@@ -32,7 +32,7 @@ def test_a_machine_is_measured_and_planned(folder):
 
 
 def test_a_plan_has_what_a_training_has_resident(folder):
-    """Of one rank, in fp32. Holes in the heaps are about 10 MB, half of what is allowed here."""
+    """Memory of one rank, in fp32. Holes in the heaps are about 10 MB, half of the tolerance."""
     run(PROGRAM, "plan", "--measure", folder / "alone.yaml")
     flags = (network(layers=4, hidden=512, heads=8, length=128, vocabulary=8000) + "--micro-batch-size 2 --lr 1e-3 "
              "--use-torch-fsdp2").split() + NO_DROPOUT

@@ -90,7 +90,7 @@ POSITIONS = {name: torch.arange(17).flip(0).repeat(2, 1) * 5 for name in ("qwen3
 
 
 def by_expert(gradients):
-    """By the names in published files: transformers has the experts of a layer in one tensor."""
+    """Weights by the names in published files: transformers has the experts of a layer in one tensor."""
     for name, gradient in gradients:
         prefix, _, part = name.rpartition("experts.")
         parts = {"": [], "gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}[part if prefix else ""]
@@ -140,7 +140,7 @@ def model_logits(*folders):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Of each case: transformers' results and ours. One process on each side."""
+    """transformers' results and ours for each case. One process on each side."""
     folder = tmp_path_factory.mktemp("models")
     wanted = {}
     for seed, (name, (family, config)) in enumerate(CASES.items()):

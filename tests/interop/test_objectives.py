@@ -36,7 +36,7 @@ def pairs():
 
 @pytest.fixture(scope="module")
 def trained_by_trl(folder, pairs):
-    """Of each step: the loss, the gradients' norm and the rewards."""
+    """The loss, the gradient norm and the rewards of each step."""
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 

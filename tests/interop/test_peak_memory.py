@@ -44,7 +44,7 @@ def make_model(family, folder):
 
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory):
-    """What rank 0 held in and after each step, by case and side, and the bytes of the models."""
+    """Rank 0's bytes in and after each step, by case and side, and the bytes of the models."""
     folder = tmp_path_factory.mktemp("peak_memory")
     vocabularies = {family: make_model(family, folder / family) for family in {case[0] for case in CASES}}
     jobs = {side: [] for side in SIDES}

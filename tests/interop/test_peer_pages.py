@@ -37,7 +37,7 @@ def flags_quoted(text):
 
 @pytest.fixture(scope="module")
 def known():
-    """Of each program, by --help."""
+    """The flags of each program, from --help."""
     texts = [run(*words, "--help").stdout for words in PROGRAMS]
     return {flag for text in texts for flag in megatron_page.flags_in(text)}
 

@@ -70,7 +70,7 @@ def peak_of(text):
 
 
 def seconds_of(text, what="step"):
-    """Of the step, or what of its communication is "exposed"."""
+    """Seconds of the step, or of its "exposed" communication."""
     return float(re.search(rf"^{what}: ([\d.]+) ms", text, re.M)[1]) / 1e3
 
 
@@ -180,7 +180,7 @@ RUNS = {"fp32": (LAYERS, []), "bf16": (MIXED, []), "recompute": (MIXED, RECOMPUT
 
 
 def collectives(text):
-    """Of a run on the simulated device: how many, and their bytes."""
+    """Number and bytes of collectives in a run on the simulated device."""
     return [int(number) for number in re.search(r"streams, (\d+) collectives of (\d+) bytes", text).groups()]
 
 

@@ -1,4 +1,4 @@
-"""What `megashard plan` says of collectives: where parts begin, the latency of rings, and what it does to --fit."""
+"""Collectives in `megashard plan`: where parts begin, the latency of rings, and its effect on --fit."""
 import re
 
 import pytest
@@ -11,7 +11,7 @@ LINE = 128  # bytes on which every rank's part of a buffer begins
 
 
 def collectives(text):
-    """Of a step: {kind: (count, bytes, seconds)}."""
+    """Collectives of a step: {kind: (count, bytes, seconds)}."""
     rows = re.findall(r"^(all_gather|reduce_scatter|all_reduce) +(\d+) +(\d+) +([\d.]+)$", text, re.M)
     return {kind: (int(count), int(size), float(ms) / 1e3) for kind, count, size, ms in rows}
 

@@ -81,7 +81,7 @@ def test_wrong_flags_are_told(folder, flags, message):
 
 
 def test_each_device_that_comes_along_is_planned(folder):
-    """At two sizes: in GiB where there is much, as a number that is not 0 where there is little."""
+    """Two sizes: large ones are shown in GiB, small ones as a number that is not 0."""
     files = sorted((ROOT / "launch" / "plan" / "devices").glob("*.yaml"))
     assert [file.stem for file in files] == ["a100", "b200", "h100", "h200", "l40s", "mi300x", "rtx4090"]
     for file in files:

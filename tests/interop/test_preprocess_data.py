@@ -44,7 +44,7 @@ def run(folder, *flags, lines=None, tokenizer=True):
 
 
 def expected_bytes(folder, name, dtype, documents):
-    """The same set by megatron-core's own builder."""
+    """The same set, written by megatron-core's builder."""
     builder = IndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=dtype)
     for sequences in documents:
         builder.add_document([token for ids in sequences for token in ids], [len(ids) for ids in sequences])
@@ -100,7 +100,7 @@ def test_plain_text(tmp_path):
 
 
 def test_packed_files_and_arrays(tmp_path):
-    """What a file holds decides, not its name; blank lines, a byte order mark and pretty-printed arrays are read."""
+    """The content of a file decides, not its name; blank lines, a byte order mark and indented arrays are read."""
     texts = ["the cat", "sat", "a dog"]
     lines = "".join(json.dumps({"text": text}) + "\n\n" for text in texts)
     contents = {"in.jsonl.gz": gzip.compress(lines.encode()), "marked.jsonl": b"\xef\xbb\xbf" + lines.encode(),

@@ -19,7 +19,7 @@ from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_processors, mak
 
 
 def prepared_by_theirs(processor, folder, messages):
-    """What transformers' own processor (torchvision) makes of a conversation."""
+    """The output of transformers' processor (torchvision) for a conversation."""
     from transformers.image_utils import load_image
     from transformers.video_utils import load_video
     parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
@@ -93,7 +93,7 @@ def test_conversations_with_pictures_are_prepared_and_trained(tmp_path, family):
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    """In this process: one import of transformers for all that is wrong."""
+    """Runs in this process, so that all wrong inputs share one import of transformers."""
     folder = tmp_path_factory.mktemp("vision")
     make_processors(folder)
     make_videos(folder, "qwen2_5_vl")
@@ -158,7 +158,7 @@ def test_wrong_conversations_are_named(encoder, messages, message):
 
 
 def test_videos_are_those_of_both_processors(encoder, monkeypatch):
-    """Which frames are taken, to which size they are resized, and frames that do not fill the last patch."""
+    """The choice of frames, their size, and frames that do not fill the last patch."""
     from preprocess_input import InputError
     from preprocess_videos import DEFAULTS, VideoFile, VideoProcessor
     from transformers import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor

@@ -210,7 +210,7 @@ def test_ranks_that_share_a_sequence_have_the_losses_of_one(folder):
 
 
 def test_a_ring_has_the_losses_of_one_rank(folder):
-    """Of two and of four places, with shared heads, and beside what else goes round a layer."""
+    """Rings of two and four places, with shared heads, combined with other wrappers of a layer."""
     flags = ["--train-iters", "6", *NO_DROPOUT, "--reset-attention-mask", "--reset-position-ids", "--eval-iters", "1",
              "--eval-interval", "6"]
     ring, hybrid = ["--cp-comm-type", "p2p"], ["--context-parallel-algo", "hybrid_cp_algo"]

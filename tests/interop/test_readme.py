@@ -10,13 +10,13 @@ LISTS = {"| Megatron-LM ": "megatron_flags.txt", "| MindSpeed-MM's own ": "minds
 
 
 def flags_in(text):
-    """Of a part of --help; explanations stand further to the right."""
+    """The flags in a part of --help; explanations are further to the right."""
     return set(re.findall(r"--[a-z0-9][\w-]*", " ".join(re.findall(r"^  -.*", text, re.MULTILINE))))
 
 
 @pytest.fixture(scope="module")
 def kinds():
-    """By what the README calls them: those that work, are ignored, are refused."""
+    """Flags by the README's words for them: works, ignored, refused."""
     text = run(PROGRAM, "pretrain", "--help").stdout
     used, ignored, refused = map(flags_in, re.split("accepted, without effect here:|known, but refused:", text))
     return {"works": used, "ignored": ignored, "refused": refused - used}  # of used ones some values are refused
@@ -35,7 +35,7 @@ def test_the_table_of_what_works(kinds):
 
 
 def test_the_counts_of_flags(kinds):
-    """Of the lists in tests/golden, a line of which begins with who has the flag and names its spellings fourth."""
+    """Flags of the lists in tests/golden. A line's first word is the owner of the flag, its fourth the spellings."""
     _, ignored, refused = kinds.values()
     total = {}
     for row, name in LISTS.items():

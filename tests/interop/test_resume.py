@@ -79,7 +79,7 @@ def test_replicas_are_written_once(folder, plain):
     pretrain(folder, "--train-iters", 1, "--save", save, "--save-interval", 1, ranks=4, sharding=2)
 
     def written(step):
-        """Of each file its size; of the tensors in them their bytes."""
+        """The size of each file, and the bytes of the tensors in it."""
         metadata = dcp.FileSystemReader(step).read_metadata()
         tensors = {key: entry for key, entry in metadata.state_dict_metadata.items() if hasattr(entry, "chunks")}
         for key, entry in tensors.items():
@@ -224,7 +224,7 @@ def test_a_finished_run_starts_and_ends(folder):
 
 
 def test_steps_of_others(folder, plain):
-    """What PyTorch's DCP wrote without Megatron's entries, and a release of weights as converters write it."""
+    """Steps of PyTorch's DCP without Megatron's entries, and a release of weights as converters write it."""
     save, straight = plain
     whole = folder / "whole.pt"
     dcp_to_torch_save(str(save / "iter_0000002"), str(whole))

@@ -52,7 +52,7 @@ def model(folder):
 
 
 def router_losses(logits, sequences):
-    """Of a layer and a microbatch, as TopKRouter of megatron-core has them for one rank."""
+    """Losses of a layer and a micro batch, as in megatron-core's TopKRouter for one rank."""
     def balance(logits, sequences):
         chosen, scores = compute_routing_scores_for_aux_loss(logits, CHOSEN, "softmax")
         length = len(logits) // sequences
@@ -65,7 +65,7 @@ def router_losses(logits, sequences):
 
 @pytest.fixture(scope="module")
 def reference(folder, model):
-    """For coefficients: the gradients and the losses, over the microbatches of the step."""
+    """Gradients and losses for these coefficients, over the micro batches of the step."""
     network = Qwen3MoeForCausalLM.from_pretrained(model)
     tokens = mock_samples(folder, BATCH, length=LENGTH, vocabulary=WORDS + 1, end=WORDS)
 

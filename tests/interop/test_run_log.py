@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it: its start, its steps, its evaluations, and where Ctrl-C has stopped it."""
+"""The log of a run: its start, its steps, its evaluations, and the place where Ctrl-C stopped it."""
 import re
 import signal
 import subprocess

@@ -22,7 +22,7 @@ def best_of(save):
 
 
 def lowest(metrics):
-    """Of the evaluations: the loss and the step, the first of equal ones."""
+    """The lowest loss of the evaluations and its step; the first of equal ones."""
     return min((step["validation_loss"], step["step"]) for step in metrics if "validation_loss" in step)
 
 

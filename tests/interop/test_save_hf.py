@@ -1,4 +1,4 @@
-"""--save-hf: what all ranks write when training ends, transformers loads, and it computes what we compute."""
+"""--save-hf: transformers loads the files that all ranks write when training ends, and computes the same logits."""
 import copy
 import json
 
@@ -25,14 +25,14 @@ SMALL = dict(vocab_size=131, hidden_size=48, intermediate_size=80, num_hidden_la
 
 
 def pretrain(folder, *flags, expect=0, wrap=LAYERS, save_interval=100):
-    """At two ranks; the losses and what it printed."""
+    """Trains at two ranks; returns the losses and the output."""
     interval = f" --save-interval {save_interval}" if "--save" in flags else ""
     steps, out = megashard.pretrain(folder, *flags, ranks=2, defaults=TRAINING + interval, config=wrap, expect=expect)
     return losses(steps), out
 
 
 def step_weights(save, step=None):
-    """The model of a step, else of the latest, as PyTorch reads it."""
+    """The model of a step (default: the latest), as PyTorch reads it."""
     step = step or int((save / TRACKER).read_text())
     dcp_to_torch_save(str(save / f"iter_{step:07d}"), str(save / "whole.pt"))
     return torch.load(save / "whole.pt", weights_only=False)["model"]
@@ -48,7 +48,7 @@ def check_weights(written, save):
 
 
 def check_logits(written, dtype, family=AutoModelForCausalLM):
-    """transformers' against ours; both read config.json and the weights."""
+    """Compares transformers' logits with ours; both read config.json and the weights."""
     model, notes = family.from_pretrained(written, output_loading_info=True)
     assert not any(notes.values()), notes
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -107,7 +107,7 @@ def test_a_model_of_transformers(tmp_path, family, config, edit, flags, dtype):
     (torch.float32, [], ["--save-hf-dtype", "bf16"], torch.bfloat16),
 ], ids=["files", "adapters", "from scratch", "fp16", "flag"])
 def test_the_dtype_is_that_of_the_files(tmp_path, stored, training, flag, dtype):
-    """What is written is what training has, rounded once."""
+    """Written weights are those of training, rounded once."""
     source, written, whole = (tmp_path / name for name in ("source", "written", "whole"))
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16, dtype=stored)).to(stored)
@@ -257,7 +257,7 @@ def mock_batches(folder, steps):
 
 
 def trained_by_peft(source, adapters, batches):
-    """From those adapters: the losses of AdamW's steps, and the adapters behind the first."""
+    """Trains from those adapters: the losses of AdamW's steps, and the adapters after the first step."""
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
     model = get_peft_model(LlamaForCausalLM.from_pretrained(source), LoraConfig(

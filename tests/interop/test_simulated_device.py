@@ -39,7 +39,7 @@ SMOLLM2 = network(layers=30, heads=9, groups=3, head_dim=64, ffn=1536, vocabular
 
 
 def steps(folder, device, ranks, flags, config=LAYERS, timeout=120):
-    """Loss and norm of each step, and what the program said."""
+    """Loss and norm of each step, and the program's output."""
     # A CPU's own attention and row kernels are other sums than those of GPUs.
     as_gpu = environment(MEGASHARD_CPU_ATTENTION="libtorch", MEGASHARD_CPU_ROW_KERNELS="gpu")
     taken, said = pretrain(folder, "--device", device, *flags, ranks=ranks, defaults=TRAINING, config=config,
@@ -48,7 +48,7 @@ def steps(folder, device, ranks, flags, config=LAYERS, timeout=120):
 
 
 def check(folder, *run, **options):
-    """Trains on both; returns the steps."""
+    """Trains on the CPU and on the simulated device; returns the steps."""
     on_cpu, _ = steps(folder, "cpu", *run, **options)
     on_sim, said = steps(folder, "sim", *run, **options)
     assert "the device checked " in said  # and would have failed by what it found

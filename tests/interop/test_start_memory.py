@@ -10,7 +10,7 @@ FLAGS = f"--lr 1e-3 --mock-data --micro-batch-size 1 --train-iters 1 {megashard.
 
 
 def peak_bytes(folder, hidden, *flags):
-    """Of the largest rank, which starts and trains no step; its optimizer has no state."""
+    """Peak memory of the largest rank, which starts but trains no step; its optimizer has no state."""
     (folder / "fsdp2.yaml").write_text(LAYERS)
     sizes = network(DEPTH, hidden, heads=8, vocabulary=VOCABULARY).split()
     stateless = ["--skip-train", "--optimizer", "sgd", "--sgd-momentum", 0]

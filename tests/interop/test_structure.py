@@ -28,7 +28,7 @@ def test_rooms_include_only_rooms_to_their_left():
 
 
 def test_headers_of_detail_are_private():
-    """Those of parallel/fsdp/detail are for parallel/fsdp, and for tests of it."""
+    """Only parallel/fsdp and its tests include headers of parallel/fsdp/detail."""
     found = [(path, header) for room in ROOMS for path, header in includes(room)
              if header.startswith("parallel/") and "/detail/" in header]
     assert found  # it reads at all
@@ -51,7 +51,7 @@ NOT_OURS = (  # expected values, written by other programs
 
 
 def text_files():
-    """Those of the repository: (path, lines)."""
+    """The text files of the repository: (path, lines)."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True,
                             text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -68,7 +68,7 @@ def test_lines_are_not_long():
 
 
 def folders_included(room):
-    """Which folders of the room each of them includes. detail/ is the private half of its folder."""
+    """{folder: folders of the room that it includes}. detail/ counts as part of its parent folder."""
     graph = {}
     for path, header in includes(room):
         here, there = (each.parent.parent if each.parent.name == "detail" else each.parent

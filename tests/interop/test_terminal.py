@@ -1,4 +1,4 @@
-"""What a run shows on a terminal: a line that is written again; and what of its lines is shown at all."""
+"""A run's output on a terminal: the status line, and the lines that each logging level shows."""
 import fcntl
 import os
 import pty
@@ -52,7 +52,7 @@ def status_lines(seen):
 
 
 def shown(seen):
-    """What stands on the screen in the end: each line as it was written last."""
+    """The final screen: each line as it was last written."""
     lines = []
     for line in seen.split("\n"):
         text = ""
@@ -96,7 +96,7 @@ SAMPLES = r"[\d.]+[kM]? of [\d.]+[kM]? samples, [\d.]+ %(, \S+ samples/s, [\d.]+
 
 
 def works(seen):
-    """Which works have told their progress, in their order."""
+    """The works that reported progress, in their order."""
     lines = re.finditer(re.escape(ERASE) + rf"(index: {SAMPLES}|(?!index)\w+: {BYTES})\r", seen)
     return list(dict.fromkeys(match[1].split(":")[0] for match in lines))
 

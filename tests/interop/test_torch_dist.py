@@ -21,7 +21,7 @@ from test_resume import DIST, numbers, pretrain
 
 
 def train(folder):
-    """Four steps with dropout: their numbers, and the state after the second with Megatron's random states."""
+    """Four steps with dropout: losses and norms, and the state after the second step with Megatron's random states."""
     straight, _ = pretrain(folder, "--train-iters", 4, "--save", folder / "trained", "--save-interval", 2)
     (folder / "straight.json").write_text(json.dumps(numbers(straight)))
     dcp_to_torch_save(folder / "trained" / "iter_0000002", folder / "whole.pt")
@@ -125,7 +125,7 @@ def test_a_training_goes_on_from_megatrons_step(folder, answers, kind):
 
 
 def test_state_of_distributed_optimizer(folder, answers, tmp_path):
-    """Buckets are no weights: they are told apart, left out of a model, and kept by a copy."""
+    """Buckets are not weights: they are recognised, omitted from a model, and kept by a copy."""
     assert answers.get("save_buckets") is None
     load = ("--train-iters", 4, "--load", folder / "buckets", *DIST)
     _, out = pretrain(folder, *load, expect=USAGE)

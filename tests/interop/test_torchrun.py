@@ -32,7 +32,7 @@ def test_its_ranks_meet_where_they_are_told(tmp_path, method):
 
 
 def test_it_fails():
-    """Whoever comes last: torchrun ends all ranks as soon as one has left."""
+    """The last rank may fail: torchrun ends all ranks as soon as one exits."""
     first_rank_comes_last = ("sh", "-c", '[ "$LOCAL_RANK" = 1 ] || sleep 1; exec "$@"', "sh")
     done = torchrun("--standalone", *first_rank_comes_last, PROGRAM, *PRETRAIN)
     messages = [line for line in done.stderr.splitlines() if line.startswith("megashard: error: ")]
@@ -43,7 +43,7 @@ def test_it_fails():
 
 @pytest.fixture(scope="module")
 def twin():
-    """What the example prints, from PyTorch: samples by epoch, losses by epoch."""
+    """The example's output, computed by PyTorch: samples by epoch, losses by epoch."""
     return printed(torchrun("--master-port", free_port(), ROOT / "tests" / "interop" / "linear_twin.py", ranks=4,
                             python=True))
 

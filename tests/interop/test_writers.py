@@ -14,7 +14,7 @@ WITH_SAMPLES = ["learning-rate", "batch-size", "lm loss", "loss-scale", "grad-no
 
 
 def scalars(folder):
-    """By tag: what the tensorboard package reads of all event files of a folder, as steps and values."""
+    """{tag: steps and values} that the tensorboard package reads from all event files of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder))

@@ -87,7 +87,7 @@ def make_videos(folder, family):
 
 
 def make_vision_model(folder, family="qwen2_5_vl"):
-    """qwen2_5_vl, qwen3_vl or qwen3_vl_moe for that vocabulary, saved there."""
+    """Saves a qwen2_5_vl, qwen3_vl or qwen3_vl_moe model for that vocabulary to the folder."""
     import transformers
 
     text = dict(vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,

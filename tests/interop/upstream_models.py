@@ -16,14 +16,14 @@ VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
 
 class Workshop:
-    """Makes them below one folder."""
+    """Makes models, data and checkpoints in one folder."""
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
 
     @functools.cache
     def model(self, family):
-        """A Hugging Face folder; of a family that is not here only a config.json."""
+        """A Hugging Face folder; only a config.json for a family that is not supported."""
         import transformers
 
         folder = self.folder / "models" / family
@@ -47,7 +47,7 @@ class Workshop:
 
     @functools.cache
     def checkpoint(self, family, form):
-        """What `convert` makes of the model, to be loaded."""
+        """A checkpoint of the model, made by `convert`, to be loaded."""
         folder = self.folder / "checkpoints" / f"{family}_{form}"
         target = "--dcp-dir" if form == "torch_dcp" else "--save-dir"
         megashard.convert(f"hf_to_{form.replace('torch_', '') if form == 'torch_dcp' else form}", "--hf-dir",

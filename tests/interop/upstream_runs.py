@@ -34,7 +34,7 @@ def title(entry):
 
 
 def is_here(entry):
-    """Whether its model is of a family that this program has."""
+    """True if this program supports the model's family."""
     if entry["kind"] == "roll":
         named = " ".join(str(entry["file"].get(key, "")) for key in ("pretrain", "student_pretrain"))
         return next(family for mark, family in HUB if mark in named) != "qwen3_5_moe"
@@ -93,7 +93,7 @@ def finish(words, folder):
 
 
 def family_of(model):
-    """Of a model section; a name of its own where the family is not here."""
+    """The family of a model section; the file's own name if it is not supported."""
     name = (model or {}).get("model_id")
     return FAMILIES.get(name, name or "another")
 

@@ -12,7 +12,7 @@ SAFETENSORS_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat1
 
 
 def random_bits(dtype, *sizes):
-    """Every bit pattern may occur, NaNs included; of bool only 0 and 1."""
+    """Random bits: any pattern may occur, NaNs included; bools are 0 or 1."""
     numel = torch.Size(sizes).numel()
     if dtype == torch.bool:
         return (torch.randint(0, 2, (numel,)) == 1).view(sizes)
