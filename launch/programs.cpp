@@ -14,16 +14,11 @@
 #include "checkpoint/files/mapped_ranges.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
-#include "launch/checkpoints/convert.h"
-#include "launch/checkpoints/inspect.h"
-#include "launch/config/config.h"
-#include "launch/infer/infer.h"
 #include "launch/plan/dry_run.h"
-#include "launch/plan/plan.h"
 #include "launch/ranks/failure.h"
 #include "launch/ranks/launch_command.h"
-#include "launch/report/report.h"
 #include "launch/shell/completion.h"
+#include "launch/shell/subcommands.h"
 #include "launch/train/pretrain.h"
 
 // Declared by c10 in no header: 2 logs errors, 3 only fatal ones.
@@ -46,7 +41,6 @@ std::string unknown_subcommand(const std::string& name);
 
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> all = {
-      {"config", "what becomes of each key of configuration files", run_config},
       {"convert", "converts checkpoints and Hugging Face directories", run_convert},
       {"infer", "log-probabilities and continuations of a data set", run_infer},
       {"inspect", "shows, checks and compares checkpoints", run_inspect},

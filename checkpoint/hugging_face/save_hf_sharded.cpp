@@ -1,14 +1,21 @@
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "checkpoint/dcp/dcp_plan.h"
-#include "checkpoint/files/placed_file.h"
 #include "checkpoint/files/work_progress.h"
 #include "checkpoint/hugging_face/safetensors.h"
 #include "checkpoint/values/gather_values.h"
@@ -17,6 +24,62 @@
 
 namespace megashard {
 namespace {
+
+/// A file of known length that several ranks fill at different offsets.
+class PlacedFile {
+ public:
+  /// Creates the file with `bytes` zeros; replaces an existing one.
+  static void create(const std::string& path, int64_t bytes);
+
+  explicit PlacedFile(std::string path);  ///< opens a file that create() made, possibly on another rank
+  ~PlacedFile();
+  PlacedFile(const PlacedFile&) = delete;
+  PlacedFile& operator=(const PlacedFile&) = delete;
+
+  void write_at(const void* data, int64_t bytes, int64_t offset);
+  /// Syncs this process's writes to disk (fsync).
+  void sync();
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+};
+
+constexpr int64_t kMaxPlacedPerCall = 1 << 30;
+
+int open_placed(const std::string& path, int flags) {
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
+  TORCH_CHECK(descriptor >= 0, "cannot write ", path, ": ", std::strerror(errno));
+  return descriptor;
+}
+
+void PlacedFile::create(const std::string& path, int64_t bytes) {
+  const int descriptor = open_placed(path, O_CREAT | O_TRUNC);
+  const bool sized = ::ftruncate(descriptor, bytes) == 0;
+  const std::string why = std::strerror(errno);
+  ::close(descriptor);
+  TORCH_CHECK(sized, "cannot make ", path, " ", bytes, " bytes long: ", why);
+}
+
+PlacedFile::PlacedFile(std::string path) : path_(std::move(path)), descriptor_(open_placed(path_, 0)) {}
+
+PlacedFile::~PlacedFile() { ::close(descriptor_); }
+
+void PlacedFile::write_at(const void* data, int64_t bytes, int64_t offset) {
+  const auto* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const auto put = ::pwrite(descriptor_, from, std::min(bytes, kMaxPlacedPerCall), offset);
+    if (put < 0 && errno == EINTR) continue;
+    TORCH_CHECK(put > 0, "writing ", path_, " at byte ", offset, " failed: ", std::strerror(errno));
+    from += put;
+    offset += put;
+    bytes -= put;
+  }
+}
+
+void PlacedFile::sync() {
+  TORCH_CHECK(::fsync(descriptor_) == 0, "fsync of ", path_, " failed: ", std::strerror(errno));
+}
 
 /// Calls visit(first element in the whole, first in the box, elements) for each run of a box's elements that is
 /// contiguous in the whole tensor.

@@ -280,15 +280,16 @@ CommandLine parse_arguments(int argc, const char* const* argv, const Program& pr
   const auto role = line.own.find(kRole);
   mistakes.require(role == line.own.end() || file, "--role " + (role == line.own.end() ? "" : role->second) +
                                                        " needs --config, a configuration of ROLL.");
+  KeyLog* log = line.own.contains(kDryRun) ? &line.keys : nullptr;
   bool readable = true;
   if (file && role != line.own.end()) {
-    readable = mistakes.attempt([&] { line.worker = read_roll_worker(*file, role->second, arguments); });
+    readable = mistakes.attempt([&] { line.worker = read_roll_worker(*file, role->second, arguments, log); });
   } else if (file && !is_native_configuration(*file)) {
-    readable = mistakes.attempt([&] { read_argument_file(*file, arguments, mistakes); });
+    readable = mistakes.attempt([&] { read_argument_file(*file, arguments, mistakes, log); });
   }
   reader.store();
   if (!readable) mistakes.throw_if_any();  // without the file, much would be reported as missing
-  if (!line.worker) line.mindspeed = read_mindspeed(file, arguments, mistakes);
+  if (!line.worker) line.mindspeed = read_mindspeed(file, arguments, mistakes, log);
   if (arguments.data_args_path && arguments.data_path.empty()) {
     const bool read = mistakes.attempt(
         [&] { arguments.data_path = read_words(*arguments.data_args_path, "--data-args-path"); }, {"--data-path"});

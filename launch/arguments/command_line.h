@@ -10,6 +10,7 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/arguments.h"
+#include "framework/arguments/key_log.h"
 #include "framework/mistakes.h"
 #include "launch/mindspeed/mindspeed_run.h"
 #include "launch/roll/roll_worker.h"
@@ -55,6 +56,7 @@ struct CommandLine {
   std::optional<MindSpeedRun> mindspeed;   ///< from MindSpeed-MM's files
   std::map<std::string, std::string> own;  ///< given flags of the program itself; switches that are on: "true"
   std::vector<std::string> notices;        ///< messages for the user
+  KeyLog keys;                             ///< with --dry-run: keys of the configuration file
   Mistakes mistakes;                       ///< in single flags; validate_arguments adds others
 
   std::string own_value(const std::string& flag, const std::string& otherwise) const {

@@ -1,5 +1,3 @@
-#include "launch/checkpoints/convert.h"
-
 #include <malloc.h>
 
 #include <c10/util/StringUtil.h>
@@ -18,6 +16,7 @@
 #include "launch/output/help_format.h"
 #include "launch/output/print_line.h"
 #include "launch/output/progress_line.h"
+#include "launch/shell/subcommands.h"
 
 namespace megashard {
 namespace {

@@ -1,5 +1,3 @@
-#include "launch/checkpoints/inspect.h"
-
 #include <fnmatch.h>
 
 #include <CLI/CLI.hpp>
@@ -21,6 +19,7 @@
 #include "launch/checkpoints/inspect_summary.h"
 #include "launch/output/help_format.h"
 #include "launch/output/text_table.h"
+#include "launch/shell/subcommands.h"
 
 namespace megashard {
 namespace {

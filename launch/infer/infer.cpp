@@ -1,5 +1,3 @@
-#include "launch/infer/infer.h"
-
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -17,6 +15,7 @@
 #include "launch/infer/infer_documents.h"
 #include "launch/infer/npy_file.h"
 #include "launch/output/progress_line.h"
+#include "launch/shell/subcommands.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "framework/arguments/argument_table.h"
 #include "framework/arguments/key_log.h"
 #include "framework/arguments/microbatches.h"
 #include "framework/arguments/saved_arguments.h"
@@ -79,13 +80,27 @@ void print_arguments(const Arguments& arguments, const ValueOrigins& origins) {
     print_line("and " + std::to_string(defaults) + " at their defaults, which --print-all-arguments shows");
 }
 
-void print_sharding_keys(const KeyLog& keys) {
-  if (keys.empty()) return;
-  TextTable table({"key of the FSDP2 file", "from", "value"});
-  for (const auto& note : keys)
-    table.add({note.key, note.source + ":" + std::to_string(note.line),
-               (note.use == KeyNote::Use::kRead ? "" : "ignored: ") + note.text});
+std::string use_of(const KeyNote& note) {
+  switch (note.use) {
+    case KeyNote::Use::kRead:
+      return note.text;
+    case KeyNote::Use::kIgnored:
+      return "ignored: " + note.text;
+    case KeyNote::Use::kRefused:
+      return "refused: " + note.text;
+  }
+  return "";
+}
+
+void print_keys(const std::string& title, const KeyLog& keys) {
+  TextTable table({title, "from", "value"});
+  for (const auto& note : keys) table.add({note.key, note.source + ":" + std::to_string(note.line), use_of(note)});
   table.print();
+}
+
+/// True for a key that the table of arguments shows by the same name.
+bool is_argument(const KeyNote& note) {
+  return note.use == KeyNote::Use::kRead && (find_option(note.key) != nullptr || find_argument(note.key) != nullptr);
 }
 
 void print_batches(const Arguments& arguments) {
@@ -158,11 +173,13 @@ int run_dry_run(CommandLine line, const std::function<CommandLine()>& parse) {
   line.mistakes.attempt([&] { machine = read_device_model(line.own_value(kMachine, kDefaultDevice)); });
   Arguments& arguments = line.arguments;
   ValueOrigins origins(line);
+  std::erase_if(line.keys, is_argument);
+  print_keys("key of the file", line.keys);
   KeyLog sharding_keys;
   complete(line, ranks, origins, sharding_keys, sink);
   print_line(sizes_line(arguments));
   print_arguments(arguments, origins);
-  print_sharding_keys(sharding_keys);
+  print_keys("key of the FSDP2 file", sharding_keys);
   print_batches(arguments);
   const Start from = find_start(arguments, nullptr, sink);
   print_data(arguments, from.source == WeightSource::kCheckpoint && !arguments.finetune ? from.step.iteration : 0);

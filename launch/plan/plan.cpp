@@ -1,5 +1,3 @@
-#include "launch/plan/plan.h"
-
 #include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 
@@ -18,6 +16,7 @@
 #include "launch/plan/plan_report.h"
 #include "launch/plan/plan_trace.h"
 #include "launch/plan/planned_run.h"
+#include "launch/shell/subcommands.h"
 #include "launch/train/run_setup.h"
 
 namespace megashard {

@@ -1,5 +1,3 @@
-#include "launch/report/report.h"
-
 #include <CLI/CLI.hpp>
 
 #include <fstream>
@@ -11,6 +9,7 @@
 #include "launch/output/help_format.h"
 #include "launch/output/print_line.h"
 #include "launch/report/report_page.h"
+#include "launch/shell/subcommands.h"
 
 namespace megashard {
 namespace {

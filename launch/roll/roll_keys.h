@@ -2,7 +2,6 @@
 
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "framework/arguments/yaml_value.h"
@@ -39,9 +38,5 @@ std::string with_roll_keys(const std::string& message);
 
 /// True if the file has workers, so that a role must be given.
 bool is_roll_configuration(const YAML::Node& root);
-/// Workers of a file, each with its strategy.
-std::vector<std::pair<std::string, std::string>> roll_roles(const YAML::Node& root);
-/// True if workers with that strategy are supported.
-bool is_roll_strategy(const std::string& name);
 
 }  // namespace megashard

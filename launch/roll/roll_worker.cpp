@@ -137,7 +137,7 @@ void read_strategy(Reader& reader, const std::string& path, const YAML::Node& no
   const auto strategy = reader.value(path + ".strategy_name", name.IsDefined() ? name : node);
   const std::string text = name.IsDefined() ? strategy.text() : kDefaultStrategy;
   reader.take(strategy, [&] {
-    if (!is_roll_strategy(text))
+    if (text != "fsdp2_train" && text != "fsdp2_infer")
       strategy.fail("is " + text + "; this program runs workers of fsdp2_train and fsdp2_infer");
   });
   worker.trains = text == "fsdp2_train";
@@ -165,17 +165,6 @@ void apply_lora(RollWorker& worker, Arguments& arguments) {
 }  // namespace
 
 bool is_roll_configuration(const YAML::Node& root) { return root.IsMap() && !workers_of(root).empty(); }
-
-std::vector<std::pair<std::string, std::string>> roll_roles(const YAML::Node& root) {
-  std::vector<std::pair<std::string, std::string>> roles;
-  for (const auto& [name, worker] : workers_of(root)) {
-    const YAML::Node strategy = worker[kStrategyArgs]["strategy_name"];
-    roles.emplace_back(name, strategy.IsDefined() ? strategy.Scalar() : kDefaultStrategy);
-  }
-  return roles;
-}
-
-bool is_roll_strategy(const std::string& name) { return name == "fsdp2_train" || name == "fsdp2_infer"; }
 
 RollWorker read_roll_worker(const std::string& path, const std::string& role, Arguments& arguments, KeyLog* log) {
   return parse_roll_worker(read_configuration(path, "--config"), path, role, arguments, log);

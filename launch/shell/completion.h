@@ -3,9 +3,12 @@
 #include <string>
 #include <vector>
 
-#include "launch/shell/help_flags.h"
-
 namespace megashard {
+
+/// A subcommand with its help, for completions and manual pages.
+struct HelpOfProgram {
+  std::string name, purpose, help;
+};
 
 /// Completion script of `megashard` for bash, zsh or fish. Throws UsageError for other shells.
 std::string completion_script(const std::string& shell, const std::vector<HelpOfProgram>& programs);

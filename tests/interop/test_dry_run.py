@@ -53,6 +53,65 @@ def test_the_file_of_fsdp2_is_shown(folder):
     assert re.search(r"^shardin +\S+fsdp2.yaml:3 +ignored: unknown key", text, re.M)
 
 
+def keys_of_the_file(text, file):
+    """{key: (line, how it is read)} of the dry run's table."""
+    found = re.findall(rf"^(\S+) +{re.escape(str(file))}:(\d+) +(.*)$", text, re.M)
+    return {key: (int(line), how) for key, line, how in found}
+
+
+def test_other_keys_of_a_file_of_flags_are_shown(folder):
+    file = folder / "run.yaml"
+    file.write_text("lr: 1.0e-3\nlog_progress: true\nmock_data: true\nclip_grad:\n")
+    keys = keys_of_the_file(dry_run(file, *FLAGS), file)
+    assert keys["log_progress"][1].startswith("ignored: ") and "--metrics-file" in keys["log_progress"][1]
+    assert keys["log_progress"][0] == 2 and keys["clip_grad"][1] == "ignored: it has no value"
+    file.write_text("lr: 1.0e-3\nhiden_size: 3\nseed: many\n")
+    text = dry_run(file, *FLAGS, "--mock-data", expect=2)
+    keys = keys_of_the_file(text, file)
+    assert keys["hiden_size"][0] == 2 and "hidden_size" in keys["hiden_size"][1]
+    assert keys["seed"] == (3, 'refused: --seed takes a whole number, got "many".')
+    assert f'{file}:3: --seed takes a whole number, got "many".' in text  # among the mistakes that end it, too
+
+
+def test_keys_of_roll_are_shown_by_our_flags(folder):
+    file = folder / "roll.yaml"
+    file.write_text("""seed: 3
+exp_name: tiny
+actor_train:
+  model_args: {model_name_or_path: none, dtype: bf16, attn_implementation: fa2}
+  training_args: {learning_rate: 1.0e-2, max_steps: 5}
+  strategy_args: {strategy_name: fsdp2_train, strategy_config: {fsdp_size: 1, param_dtype: bf16}}
+actor_infer:
+  strategy_args: {strategy_name: vllm, strategy_config: {gpu_memory_utilization: 0.8}}
+""")
+    keys = keys_of_the_file(dry_run("--config", file, "--role", "actor_train", "--mock-data", expect=2), file)
+    assert keys["actor_train.training_args.learning_rate"] == (5, "--lr 0.01")
+    assert keys["actor_train.training_args.max_steps"] == (5, "5")
+    for ignored in ("exp_name", "actor_train.model_args.attn_implementation", "actor_infer"):
+        assert keys[ignored][1] == "ignored: nothing here reads it"
+
+
+def test_keys_of_mindspeed_are_shown_by_our_flags(folder):
+    file = folder / "native.yaml"
+    file.write_text("""parallel:
+  fsdp_plan: {apply_modules: ["model.layers.{*}"], param_dtype: bf16}
+training:
+  lr: 1.0e-5
+  adam_fused: true
+  save_format: hf
+""")
+    (folder / "data.json").write_text("""{"dataset_param": {"basic_parameters": {"dataset": "a.json"},
+"preprocess_parameters": {"model_name_or_path": "hf", "image_max_pixels": 1024}}}
+""")
+    text = dry_run(file, "--mm-data", folder / "data.json", expect=2)
+    keys = keys_of_the_file(text, file)
+    assert keys["training.lr"] == (4, "--lr 1e-05")
+    assert keys["training.adam_fused"] == (5, "ignored: nothing here reads it")
+    assert keys["training.save_format"][1].startswith("refused: training.save_format is hf, but checkpoints are")
+    keys = keys_of_the_file(text, folder / "data.json")
+    assert keys["dataset_param.preprocess_parameters.image_max_pixels"] == (2, "1024")
+
+
 def test_units_have_the_bytes_of_their_rows(folder):
     (folder / "fsdp2.yaml").write_text(LAYERS + "param_dtype: bf16\nnum_to_forward_prefetch: 2\n")
     text = dry_run(*FLAGS, "--lr", "1e-3", "--mock-data", "--world-size", 8, "--fsdp2-config-path",

@@ -12,7 +12,7 @@ from megashard import BUILD, PREPROCESS, PROGRAM, ROOT, environment, run
 
 PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("from_megatron", "from_torchtitan", "from_accelerate")}
 PROGRAMS = [*([PROGRAM, *name.split()] for name in (
-    "pretrain", "infer", "plan", "config", "launch", "convert hf_to_dcp", "convert dcp_to_hf",
+    "pretrain", "infer", "plan", "launch", "convert hf_to_dcp", "convert dcp_to_hf",
     "convert hf_to_torch_dist")), [sys.executable, PREPROCESS / "preprocess_data.py"],
             [sys.executable, ROOT / "launch" / "ask.py"], [ROOT / "launch" / "quickstart"]]
 OTHERS = {"--nnodes", "--node-rank", "--nproc-per-node", "--no-python", "--local-dir"}  # torchrun's, hf's

@@ -359,7 +359,7 @@ def test_every_flag_says_what_it_takes():
 
 def test_the_help_of_other_programs_is_alike():
     """Of those whose flags a library reads: its rules of a value are not told as it writes them."""
-    for words in (["config"], ["convert", "dcp_to_hf"], ["inspect"], ["launch"], ["report"]):
+    for words in (["convert", "dcp_to_hf"], ["inspect"], ["launch"], ["report"]):
         text = run(*words, "--help").stdout
         assert not re.search(r"REQUIRED|[A-Z]:[A-Z]|kb\(|\.\.\. \.\.\.| x \d", text.split("\n", 3)[3]), text
         assert re.search(r"^  -h,--help\n      \S", text, re.M)
