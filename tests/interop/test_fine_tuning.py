@@ -61,4 +61,5 @@ def test_the_commands_of_the_page(folder):
     losses = [float(loss) for loss in re.findall(r"/ +20 .* lm loss: (\S+)", out)]  # of the run, then of the adapters
     assert losses[4] < 0.8 * losses[0]
     assert {"adapter", "model.safetensors"} <= {each.name for each in (folder / "run/lora_trained").iterdir()}
-    assert "18 read, 0 ignored, 0 refused" in out and "iteration       30/      30" in out
+    assert "key of the file" not in out  # of the dry run: none is ignored
+    assert "dry run: nothing is trained" in out and "iteration       30/      30" in out
