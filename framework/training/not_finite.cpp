@@ -37,7 +37,7 @@ std::vector<std::string> gradients_not_finite(const torch::nn::Module& model, co
 }  // namespace
 
 std::string Trainer::microbatch_text(size_t microbatch) const {
-  const auto sampler = make_sampler(*splits_.train, arguments_.consumed_train_samples);
+  const auto sampler = make_sampler(*splits_.train, state_.progress.samples);
   std::vector<int64_t> samples;
   for (size_t i = 0; i <= microbatch; ++i) sampler->next(samples);
   constexpr size_t kShown = 4;
@@ -99,7 +99,7 @@ void Trainer::fail_on_nonfinite(const std::string& what, NotFinite which, const 
   } catch (const std::exception& error) {
     where = " (computed again to see where: " + error_text(error) + ")";
   }
-  TORCH_CHECK(false, what, " at iteration ", state_.iteration + 1, where, remedy);
+  TORCH_CHECK(false, what, " at iteration ", state_.progress.step + 1, where, remedy);
 }
 
 }  // namespace megashard

@@ -26,17 +26,11 @@ void add_to(std::vector<double>& sums, const std::vector<double>& values) {
 
 }  // namespace
 
-HostStats Trainer::host_stats(double data_wait_seconds) const {
-  HostStats numbers;
-  numbers.measures = measured_metrics({.data_wait_seconds = data_wait_seconds,
-                                       .peak_memory_bytes = static_cast<double>(callbacks_.peak_memory_bytes())});
-  numbers.stop_request = static_cast<double>(callbacks_.stop_request());
-  numbers.save_failed = saver_.has_failed() ? 1 : 0;
-  // Clocks differ from rank to rank: the first rank's counts.
-  const auto& minutes = arguments_.exit_duration_in_mins;
-  const bool is_late = minutes && seconds_since_start() / 60 > static_cast<double>(*minutes);
-  numbers.time_is_up = is_late && group_->rank() == 0 ? 1 : 0;
-  return numbers;
+HostStats Trainer::host_stats(double data_wait_seconds, const Requests& requests) const {
+  return {.stop_request = callbacks_.stop_request(),
+          .requests = requests,
+          .measures = measured_metrics({.data_wait_seconds = data_wait_seconds,
+                                        .peak_memory_bytes = static_cast<double>(callbacks_.peak_memory_bytes())})};
 }
 
 StepSummary Trainer::summarise(const StepOfRanks& step) {
@@ -70,16 +64,15 @@ StepSummary Trainer::summarise(const StepOfRanks& step) {
   return summary;
 }
 
-void Trainer::merge_flags(const HostStats& of_rank) {
-  flags_.stop = std::max(flags_.stop, static_cast<StopRequest>(of_rank.stop_request));
-  flags_.save_failed = flags_.save_failed || of_rank.save_failed != 0;
-  flags_.time_is_up = flags_.time_is_up || of_rank.time_is_up != 0;
+void Trainer::merge_requests(const HostStats& of_rank) {
+  merged_.stop = std::max(merged_.stop, of_rank.stop_request);
+  merged_.requests |= of_rank.requests;
 }
 
 void Trainer::read_steps() {
   const auto steps = stats_.finish_read();
   for (size_t i = 0; i < steps.size(); ++i) {
-    for (const RankStats& rank : steps[i]) merge_flags(rank.host);
+    for (const RankStats& rank : steps[i]) merge_requests(rank.host);
     last_read_ = summarise(steps[i]);
     if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(last_read_.grad_norm)) {
       fail_on_nonfinite(c10::str("the norm of the gradients is ", last_read_.grad_norm), NotFinite::kNorm,
@@ -125,17 +118,17 @@ bool Trainer::line_is_due(int64_t iteration) const {
 StepReport Trainer::report(bool is_last) {
   const int64_t batch = microbatches_->global_batch_size();
   const double flops = model_.training_flops(batch, data_options_.seq_length);
-  state_.flops_so_far += flops;
+  state_.progress.flops += flops;
   interval_.seconds += last_seconds_;
   interval_.samples += batch;
   ++interval_.steps;
-  const bool is_due = is_last || line_is_due(state_.iteration);
+  const bool is_due = is_last || line_is_due(state_.progress.step);
   has_reported_ = true;
   if (is_due && !stats_.empty()) read_steps();
   StepReport report{.arguments = arguments_,
-                    .iteration = state_.iteration,
+                    .iteration = state_.progress.step,
                     .train_iters = train_iters_,
-                    .consumed_samples = arguments_.consumed_train_samples,
+                    .consumed_samples = state_.progress.samples,
                     .global_batch_size = batch,
                     .seq_length = data_options_.seq_length,
                     .world_size = group_->size(),
@@ -147,44 +140,22 @@ StepReport Trainer::report(bool is_last) {
                     .metric_names = metric_names_,
                     .step = last_read_,
                     .interval = interval_,
-                    .failed_saves = saver_.failed_in_a_row()};
+                    .failed_saves = saver_->failed_in_a_row(),
+                    .has_line = is_due};
   if (!is_due) return report;
   measure_gradients_and_weights(report);
-  print_on_last_rank(training_log_line(log_time_now(), report));
-  if (timers_) print_on_last_rank(timers_->tell_steps(interval_.steps));
   interval_ = {};
   return report;
-}
-
-void Trainer::write_metrics(const StepReport& report) {
-  for (const auto& writer : writers_) {
-    try {
-      writer->write(report);
-    } catch (const std::exception& error) {
-      if (!std::exchange(reported_metrics_failure_, true) && callbacks_.sink)
-        callbacks_.sink(Severity::kWarning, error_text(error) + "; training goes on, and leaves out such steps there");
-    }
-  }
-}
-
-void Trainer::print_on_last_rank(const std::string& lines) {
-  callbacks_.print_on_last_rank(lines);
-  last_rank_printed_ = true;
-}
-
-void Trainer::flush_last_rank_log() {
-  if (std::exchange(last_rank_printed_, false) && group_->size() > 1) group_->barrier();
 }
 
 std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDataset>& dataset, const std::string& where,
                                         int64_t consumed, Announce announce) {
   const int64_t iterations = arguments_.eval_iters;
   if (dataset == nullptr || iterations == 0) return std::nullopt;
-  flush_last_rank_log();
   if (announce == Announce::kYes) {
     callbacks_.print_on_first_rank(evaluating_line(iterations * microbatches_->global_batch_size()));
   }
-  enter_phase("evaluation after step", state_.iteration);
+  enter_phase("evaluation after step", state_.progress.step);
   const auto loader = make_loader(dataset, consumed);
   StepStats stats(group_, device_);
   StepOfRanks sums(static_cast<size_t>(group_->size()));
@@ -196,7 +167,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
       at::Tensor of_batch = step_.evaluate(loader->next());
       for (int64_t micro = 1; micro < microbatches_->count(); ++micro) of_batch += step_.evaluate(loader->next());
       const at::Tensor none = at::zeros({}, of_batch.options());
-      stats.add({.grad_norm = none, .loss_scale = none, .sums = of_batch}, host_stats(0));
+      stats.add({.grad_norm = none, .loss_scale = none, .sums = of_batch}, host_stats(0, {}));
       const StepOfRanks now = stats.finish_read().front();
       for (size_t rank = 0; rank < now.size(); ++rank) {
         auto& metrics = sums[rank].metrics;
@@ -205,7 +176,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
           metrics[m].sum += now[rank].metrics[m].sum;
           metrics[m].count += now[rank].metrics[m].count;
         }
-        stop_ = std::max(stop_, static_cast<StopRequest>(now[rank].host.stop_request));
+        stop_ = std::max(stop_, now[rank].host.stop_request);
       }
       if (i < iterations && progress.is_due()) callbacks_.print_on_first_rank(evaluation_progress_line(i, iterations));
     }
@@ -215,11 +186,11 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   if (in_evaluation_) return std::nullopt;
   const StepSummary summary = summarise(sums);
   if (summary.has_loss) {
-    print_on_last_rank(evaluation_log_lines(where, {{step_.metric_names().front(), summary.loss}}));
+    callbacks_.print_on_first_rank(evaluation_log_lines(where, {{step_.metric_names().front(), summary.loss}}));
   } else if (callbacks_.sink) {
     callbacks_.sink(Severity::kWarning, "no validation loss at " + where + ": every label of its batches is masked");
   }
-  if (timers_) print_on_last_rank(timers_->tell(StepPart::kEvaluate));
+  if (timers_) callbacks_.print_on_first_rank(timers_->log(StepPart::kEvaluate));
   return summary.has_loss ? std::optional(summary.loss) : std::nullopt;
 }
 

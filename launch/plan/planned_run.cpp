@@ -70,6 +70,7 @@ void leave_out_what_has_no_shape(Arguments& arguments, int world_size) {
   arguments.test_data_path.clear();
   arguments.mock_data = true;
   arguments.objective = kNextToken;  // mock data have no other columns
+  arguments.callback.clear();
   for (auto* path :
        {&arguments.load, &arguments.save, &arguments.save_hf, &arguments.pretrained_checkpoint, &arguments.metrics_file,
         &arguments.fsdp_schedule_trace, &arguments.prometheus_file, &arguments.tensorboard_dir})

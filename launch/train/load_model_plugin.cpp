@@ -7,7 +7,7 @@
 
 #include "framework/diagnostics.h"
 #include "framework/modules/model_plugin.h"
-#include "launch/train/shared_library.h"
+#include "launch/arguments/shared_library.h"
 
 namespace megashard {
 namespace {
