@@ -49,7 +49,7 @@ std::shared_ptr<Listener> host_sync_log(c10::Device device, const DiagnosticSink
   return std::make_shared<HostSyncLog>(module, sink);
 }
 
-void tell_findings(c10::Device device, const DiagnosticSink& sink) {
+void log_findings(c10::Device device, const DiagnosticSink& sink) {
   const CudaModule module = device.is_cpu() ? CudaModule{} : load_cuda_module();
   if (module.take_findings == nullptr) return;
   const auto findings = module.take_findings();

@@ -15,6 +15,6 @@ std::shared_ptr<Listener> host_sync_log(c10::Device device, const DiagnosticSink
 
 /// Prints what the device checked during this program, and throws its findings as one error. Call it at the end of a
 /// run. Only the simulated device checks anything; see docs/simulated_device.md.
-void tell_findings(c10::Device device, const DiagnosticSink& sink);
+void log_findings(c10::Device device, const DiagnosticSink& sink);
 
 }  // namespace megashard

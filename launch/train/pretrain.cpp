@@ -26,8 +26,8 @@
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_arguments.h"
-#include "launch/train/run_setup.h"
 #include "launch/train/run_signals.h"
+#include "launch/train/session.h"
 #include "models/decoder_arguments.h"
 #include "models/hugging_face/save_hf_model.h"
 #include "parallel/device/buffer_pool.h"
@@ -196,25 +196,24 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   std::optional<ProgressLine> progress;
   if (environment.rank == 0) progress.emplace([&sink](const std::string& text) { sink(Severity::kNotice, text); });
   const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
-  const ParallelGroups groups(arguments, group);
-  const c10::Device device = device_of(group);
-  seed_generators(arguments, group->rank(), device);
-  at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
-  if (arguments.save_hf) prepare_hf_model(arguments, group);
-  const Start from = find_start(arguments, group, sink);
-  const BuiltModel built = build_model(arguments, from.initialises);
-  freeze_model(arguments, built, sink);
-  if (environment.rank == 0) print_parameter_counts(*built.model);
-  const at::ScalarType computed_in = shard_model(arguments, sharding, built, groups, from.initialises, sink);
-  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_first_weights(arguments, built, group, sink);
+  const auto generators_seeded = [&] {
+    at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
+    if (arguments.save_hf) prepare_hf_model(arguments, group);
+  };
+  const auto model_built = [&](const MultiModalModule& model) {
+    if (environment.rank == 0) print_parameter_counts(model);
+  };
+  const Session session = open_session(arguments, sharding, group, sink, {generators_seeded, model_built});
+  MultiModalModule& model = session.model();
+  const c10::Device device = session.device;
 
-  TrainerCallbacks callbacks = trainer_callbacks(arguments, group, device, computed_in, start);
+  TrainerCallbacks callbacks = trainer_callbacks(arguments, group, device, session.computed_in, start);
   callbacks.sink = sink;
-  add_listeners(arguments, *built.model, group, device, callbacks);
-  Trainer trainer(arguments, *built.model, groups, device,
-                  data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments), sink),
+  add_listeners(arguments, model, group, device, callbacks);
+  Trainer trainer(arguments, model, session.groups, device,
+                  data_options(arguments, model.vocab_size(), end_of_document_id(arguments), sink),
                   std::move(callbacks));
-  if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
+  if (session.from.source == WeightSource::kCheckpoint) trainer.load(session.from.step);
   TrainingEnd end = TrainingEnd::kDone;
   if (arguments.ckpt_convert_format) {
     end_at_interrupt("megashard: interrupted while the checkpoint was converted; it is not whole\n");
@@ -234,11 +233,11 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   if (arguments.save_hf) {
     sink(Severity::kNotice, "saving the weights as Hugging Face files to " + *arguments.save_hf + " in " +
                                 torch_dtype_name(hf_model_dtype(arguments)));
-    save_hf_model(*built.model, arguments, group);
+    save_hf_model(model, arguments, group);
     sink(Severity::kNotice, "  successfully saved Hugging Face files to " + *arguments.save_hf);
   }
   group->barrier();
-  tell_findings(device, sink);
+  log_findings(device, sink);
   trainer.check_last_save();
   return 0;
 }
