@@ -9,8 +9,6 @@
 #include "framework/training/output_paths.h"
 #include "framework/training/run_listeners.h"
 #include "framework/training/sequence_group.h"
-#include "framework/training/split_samples.h"
-#include "framework/training/start_log.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/wait_place.h"
@@ -61,6 +59,11 @@ std::unique_ptr<GradScaler> make_scaler(const Arguments& arguments, const Optimi
   return std::make_unique<GradScaler>(*options, parameters.empty() ? c10::kCPU : parameters.front().device());
 }
 
+DataOptions with_group(DataOptions data, int64_t rows) {
+  data.group = rows;
+  return data;
+}
+
 bool has_replicas(const torch::nn::Module& model) {
   for (const auto& parameter : model.parameters()) {
     const auto view = sharded_view(parameter);
@@ -79,7 +82,6 @@ Trainer::Trainer(const Arguments& arguments, MultiModalModule& model, const Para
       group_(groups.world),
       sharding_(groups.sharding),
       device_(device),
-      data_options_(data),
       callbacks_(std::move(callbacks)),
       optimizer_(make_optimizer(named_parameters(model), optimizer_options(arguments, model))),
       schedule_(scheduler_options(arguments)),
@@ -101,7 +103,11 @@ Trainer::Trainer(const Arguments& arguments, MultiModalModule& model, const Para
              .sequence = sequence_ranks(arguments, model, sharding_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
       order_(model, group_),
-      stats_(group_, device_),
+      data_(arguments, with_group(data, objective_->rows_per_term()), sharding_->rank(), device_),
+      reader_(arguments, group_, device_, scaler_ != nullptr, callbacks_.sink,
+              [this](const std::string& what, StepReader::NotFinite which, const std::string& remedy) {
+                fail_on_nonfinite(what, which, remedy);
+              }),
       saver_(std::make_shared<CheckpointSaver>(
           state_, group_, callbacks_.print_on_first_rank,
           [sink = callbacks_.sink](const std::string& line) {
@@ -150,62 +156,6 @@ void Trainer::load(const CheckpointStep& step) {
   for (const auto& line : lines) callbacks_.print_on_first_rank(line);
 }
 
-std::unique_ptr<DataSampler> Trainer::make_sampler(const SampleDataset& dataset, int64_t consumed) const {
-  SamplerOptions sampler;
-  sampler.type = arguments_.dataloader_type == DataloaderType::kCyclic ? SamplerType::kCyclic : SamplerType::kSingle;
-  sampler.total_samples = dataset.size();
-  sampler.consumed_samples = consumed;
-  sampler.micro_batch_size = *arguments_.micro_batch_size;
-  sampler.data_parallel_rank = sharding_->rank() / arguments_.context_parallel_size;
-  sampler.data_parallel_size = arguments_.data_parallel_size;
-  return make_data_sampler(sampler);
-}
-
-std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const SampleDataset>& dataset,
-                                                 int64_t consumed) {
-  BatchOptions batch;
-  batch.seq_length = data_options_.seq_length;
-  batch.length_multiple = arguments_.sequence_multiple();
-  batch.vocab_size = data_options_.vocab_size;
-  batch.eod_id = data_options_.eod_id;
-  batch.eod_mask_loss = arguments_.eod_mask_loss;
-  batch.reset_position_ids = arguments_.reset_position_ids;
-  batch.reset_attention_mask = arguments_.reset_attention_mask;
-  batch.pin_memory = !device_.is_cpu();
-  DataLoaderOptions reading;
-  reading.prefetch = static_cast<size_t>(std::max<int64_t>(1, arguments_.num_workers));
-  return std::make_unique<DataLoader>(dataset, make_sampler(*dataset, consumed), batch, reading);
-}
-
-void Trainer::build_data() {
-  ask_for_samples(arguments_, train_iters_, state_.progress, data_options_);
-  data_options_.group = objective_->rows_per_term();
-  callbacks_.print_on_first_rank("> building train, validation, and test datasets ...");
-  splits_ = build_datasets(data_options_);
-  require(splits_.train == nullptr || splits_.train->has_labels(),
-          "the training data has nothing to learn: in " +
-              (splits_.train == nullptr ? "" : splits_.train->source_of(0)) +
-              " every label is masked; prepare it again so that answers are learnt (docs/data.md).");
-  if (splits_.train) train_loader_ = make_loader(splits_.train, state_.progress.samples);
-  print_data();
-  callbacks_.print_on_first_rank(datetime_line("after dataloaders are built", log_time_now()));
-}
-
-void Trainer::print_data() const {
-  const auto print = [this](const char* split, const auto& dataset, auto samples) {
-    callbacks_.print_on_first_rank(data_line(split, dataset.get(), *samples, data_options_.seq_length));
-  };
-  print("training", splits_.train, data_options_.train_samples);
-  print("validation", splits_.valid, data_options_.valid_samples);
-  print("test", splits_.test, data_options_.test_samples);
-}
-
-std::vector<Batch> Trainer::next_batches(DataLoader& loader, int64_t count) {
-  std::vector<Batch> batches;
-  for (int64_t i = 0; i < count; ++i) batches.push_back(loader.next());
-  return batches;
-}
-
 void Trainer::convert_checkpoint() {
   const std::string loaded = arguments_.auto_detect_ckpt_format ? "checkpoint" : format_name(arguments_.ckpt_format);
   Arguments to = arguments_;
@@ -241,7 +191,7 @@ void Trainer::prepare_training() {
   train_iters_ = arguments_.train_samples ? iterations_for_samples(batches, *arguments_.train_samples,
                                                                    state_.progress.step, state_.progress.samples)
                                           : arguments_.train_iters.value_or(0);
-  all_or_rethrow(group_, [this] { build_data(); });
+  all_or_rethrow(group_, [this] { data_.build(train_iters_, state_.progress, callbacks_.print_on_first_rank); });
   try_output_paths(output_paths(arguments_, /*saves=*/!arguments_.skip_train), group_);
   if (!arguments_.skip_train) saver_->begin_run(/*converts=*/false);
   open_metrics_files();
@@ -310,25 +260,23 @@ void Trainer::run_step() {
   if (arguments_.save && microbatches_->count() != before && !saver_->was_just_saved()) save();
   {
     const TimedPart timed(timers_.get(), StepPart::kBatch);
-    batches_ = next_batches(*train_loader_, microbatches_->count());
+    batches_ = data_.next(microbatches_->count());
   }
   const bool reads = reads_step(step);
   const DeviceStats stats = gradients(batches_);
   // Whether the step before was skipped decides on this one's rate. The host asks now that the device has this step's
   // forward and backward to do, so that it never runs dry.
-  if (scaler_ && !stats_.empty()) read_steps();
+  if (scaler_ && !reader_.empty()) read_steps();
   last_lr_ = schedule_.lr();
   optimizer_->set_lr(last_lr_);
   optimizer_->set_weight_decay(schedule_.weight_decay());
-  HostStats host = host_stats(train_loader_->take_wait_seconds(), requests());
+  HostStats host = host_stats(data_.take_wait_seconds(), requests());
   if (!reads && group_->size() == 1) {  // the only rank need not ask the device
-    merge_requests(host);
+    reader_.merge(host);
     host.requests = {};
   }
-  stats_.add(stats, host);
-  metric_names_ = step_.metric_names();
-  unread_batches_.push_back(microbatches_->global_batch_size());
-  if (reads || scaler_) stats_.start_read();
+  reader_.add(stats, host, step_.metric_names(), microbatches_->global_batch_size());
+  if (reads || scaler_) reader_.start_read();
   notify([step](Listener& each) { each.gradients_ready(step); });
   step_.update();  // what the device does while the host reads
   if (reads) read_steps();
@@ -342,7 +290,7 @@ void Trainer::run_step() {
 }
 
 std::optional<double> Trainer::evaluate_step() {
-  const auto loss = evaluate(splits_.valid, "iteration " + std::to_string(state_.progress.step),
+  const auto loss = evaluate(data_.valid(), "iteration " + std::to_string(state_.progress.step),
                              state_.progress.validation_samples, Announce::kNo);
   // A further evaluation, which a callback requests, takes the samples of the next one.
   const bool is_due = state_.progress.step % arguments_.eval_interval == 0;
@@ -351,7 +299,7 @@ std::optional<double> Trainer::evaluate_step() {
 }
 
 void Trainer::save(std::optional<double> best_loss) {
-  if (scaler_ && !stats_.empty()) read_steps();  // the schedule is saved
+  if (scaler_ && !reader_.empty()) read_steps();  // the schedule is saved
   {
     const TimedPart timed(timers_.get(), StepPart::kSave);
     enter_phase("save of step", state_.progress.step);
@@ -372,8 +320,7 @@ TrainingEnd Trainer::interrupted() {
 
 TrainingEnd Trainer::end_of(TrainingEnd how) {
   constexpr const char* kNames[] = {"done", "exited", "interrupted"};
-  if (unlearnt_steps_ > 0 && callbacks_.sink)
-    callbacks_.sink(Severity::kWarning, unlearnt_steps_line(unlearnt_steps_, steps_read_));
+  reader_.warn_of_unlearnt_steps();
   events_.end(kNames[static_cast<size_t>(how)], state_.progress.step);
   notify([&](Listener& each) { each.training_ended(how, state_.progress.step); });
   return how;
@@ -384,18 +331,18 @@ void Trainer::finish_training() {
   if (arguments_.save && !arguments_.skip_train && !saver_->is_saved()) save();
   const std::string where = "iteration " + std::to_string(state_.progress.step);
   const auto loss =
-      evaluate(splits_.valid, where + " on validation set", state_.progress.validation_samples, Announce::kYes);
+      evaluate(data_.valid(), where + " on validation set", state_.progress.validation_samples, Announce::kYes);
   const bool is_new =
       !arguments_.skip_train && state_.progress.step % arguments_.eval_interval != 0;  // not evaluated yet
   if (loss && is_new && saver_->is_best(*loss)) saver_->mark_best(*loss);
-  if (stop_ == StopRequest::kNone) evaluate(splits_.test, where + " on test set", 0, Announce::kYes);
+  if (stop_ == StopRequest::kNone) evaluate(data_.test(), where + " on test set", 0, Announce::kYes);
 }
 
 TrainingEnd Trainer::train() {
   prepare_training();
   while (steps_to_come() && !exits_ && stop_ == StopRequest::kNone) {
     run_step();
-    const auto [stop, requests] = std::exchange(merged_, {});
+    const auto [stop, requests] = reader_.take_merged();
     stop_ = stop;
     exits_ = requests.exit;
     StepReport done = report(exits_ || stop_ != StopRequest::kNone || !steps_to_come());

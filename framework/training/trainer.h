@@ -10,7 +10,6 @@
 #include "framework/arguments/arguments.h"
 #include "framework/arguments/microbatches.h"
 #include "framework/data/build_datasets.h"
-#include "framework/data/data_loader.h"
 #include "framework/diagnostics.h"
 #include "framework/objectives/objectives.h"
 #include "framework/training/checkpoint_saver.h"
@@ -18,10 +17,11 @@
 #include "framework/training/optimizer_param_scheduler.h"
 #include "framework/training/parallel_groups.h"
 #include "framework/training/run_events.h"
-#include "framework/training/step_stats.h"
+#include "framework/training/step_reader.h"
 #include "framework/training/step_timers.h"
 #include "framework/training/train_step.h"
 #include "framework/training/training_checkpoint.h"
+#include "framework/training/training_data.h"
 #include "parallel/fsdp/collective_order.h"
 
 namespace megashard {
@@ -59,54 +59,38 @@ class Trainer {
   Optimizer& optimizer() { return *optimizer_; }
 
  private:
-  /// Requests of all ranks, in the steps that were read since the loop last acted on them.
-  struct Merged {
-    StopRequest stop = StopRequest::kNone;
-    Requests requests{};
-  };
-
   void add_listeners();
-  void build_data();
-  std::unique_ptr<DataSampler> make_sampler(const SampleDataset& dataset, int64_t consumed) const;
-  std::unique_ptr<DataLoader> make_loader(const std::shared_ptr<const SampleDataset>& dataset, int64_t consumed);
-  std::vector<Batch> next_batches(DataLoader& loader, int64_t count);
   HostStats host_stats(double data_wait_seconds, const Requests& requests) const;
   Requests requests();
   template <class Hook>
   void notify(const Hook& hook) {
     for (const auto& listener : listeners_) hook(*listener);
   }
-  /// Throws if the loss is NaN or Inf and the NaN check is on.
-  StepSummary summarise(const StepOfRanks& step);
-  void merge_requests(const HostStats& of_rank);
-  /// Waits for the device, and counts the steps since it last did: with a scaler the schedule
-  /// advances here, by those that were not skipped. Collective.
+  /// Reads the steps since the last call. With a scaler the schedule advances here, by those that were not skipped.
+  /// Blocks the host for the device. Collective.
   void read_steps();
   bool line_is_due(int64_t iteration) const;
   /// True if step statistics must be read back at the end of that step. Same on all ranks.
   bool reads_step(int64_t iteration) const;
-  enum class NotFinite { kLoss, kNorm };
-  /// Throws what is to be done about `what`, which is no number, and where it comes from. Collective.
-  [[noreturn]] void fail_on_nonfinite(const std::string& what, NotFinite which, const std::string& remedy);
+  /// Throws an error for a NaN or Inf value, with its place and the remedy. Collective.
+  [[noreturn]] void fail_on_nonfinite(const std::string& what, StepReader::NotFinite which, const std::string& remedy);
   /// Computes the step's microbatches again: which of them has it, with its samples, in which module's output, or which
   /// parameter's gradient. Empty: it has not come again. Collective.
   std::string find_in_outputs();
   std::string find_in_gradients();
-  std::string microbatch_text(size_t microbatch) const;
   /// The report of the step that has ended. A log line is due for the last step, too.
   StepReport report(bool is_last);
   /// What flags ask for besides: the host waits once more, for both. Collective.
   void measure_gradients_and_weights(StepReport& report);
   enum class Announce { kNo, kYes };
   /// Of all ranks. None when stop_ has ended it.
-  std::optional<double> evaluate(const std::shared_ptr<const SampleDataset>& dataset, const std::string& where,
-                                 int64_t consumed, Announce announce);
+  std::optional<double> evaluate(const TrainingData::DatasetPtr& dataset, const std::string& where, int64_t consumed,
+                                 Announce announce);
   /// `best_loss`: of the evaluation after this step, where it is the lowest so far.
   void save(std::optional<double> best_loss = std::nullopt);
   TrainingEnd end_of(TrainingEnd how);
   void prepare_training();
   void open_metrics_files();
-  void print_data() const;
   /// Gradients of the current step; compares the order of the units over the ranks where --check-collective-order
   /// asks for it.
   DeviceStats gradients(const std::vector<Batch>& batches);
@@ -125,7 +109,6 @@ class Trainer {
   ProcessGroupPtr group_;     // the world
   ProcessGroupPtr sharding_;  // ParallelGroups'
   c10::Device device_;
-  DataOptions data_options_;
   TrainerCallbacks callbacks_;
   std::unique_ptr<Optimizer> optimizer_;
   OptimizerParamScheduler schedule_;
@@ -137,21 +120,14 @@ class Trainer {
   TrainingState state_;
   CollectiveOrder order_;
   int64_t train_iters_ = 0, steps_of_run_ = 0;
-  DataSplits splits_;
-  std::unique_ptr<DataLoader> train_loader_;  // null: no step is to come
-  RunEvents events_;                          // open on the first rank with --metrics-file
-  StepInterval interval_;                     // of steps that were read: losses and tokens
-  StepStats stats_;
-  std::vector<Batch> batches_;                        // of the step under way
-  std::vector<int64_t> unread_batches_;               // sizes of the global batches of stats_
-  std::vector<std::string> metric_names_{"lm loss"};  // of the steps of stats_
-  StepSummary last_read_;
-  Merged merged_;
-  double last_lr_ = 0, last_seconds_ = 0;        // of the last step, which has used that rate
-  std::string weights_from_;                     // the folder that the first weights were loaded from; or empty
-  int64_t steps_read_ = 0, unlearnt_steps_ = 0;  // of this run; of the latter every label is masked
-  bool has_stepped_ = false;                     // in this run
-  bool has_reported_ = false;                    // a step of this run
+  TrainingData data_;
+  RunEvents events_;  // open on the first rank with --metrics-file
+  StepReader reader_;
+  std::vector<Batch> batches_;             // of the step under way
+  double last_lr_ = 0, last_seconds_ = 0;  // of the last step, which has used that rate
+  std::string weights_from_;               // the folder that the first weights were loaded from; or empty
+  bool has_stepped_ = false;               // in this run
+  bool has_reported_ = false;              // a step of this run
   StopRequest stop_ = StopRequest::kNone;
   bool in_evaluation_ = false;  // when stop_ was set
   bool exits_ = false;          // after this step: --exit-interval, --exit-signal ...
