@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/arguments/activation_plan.h"
 #include "framework/diagnostics.h"
 
 namespace megashard {
@@ -12,9 +13,6 @@ namespace megashard {
 struct Arguments;
 struct Option;
 class Mistakes;
-
-/// Saved tensors with fewer elements stay on the device (Megatron's --min-offloaded-tensor-size).
-inline constexpr int64_t kMinOffloadedElements = int64_t{1} << 20;
 
 enum class RecomputeGranularity { kFull, kSelective };
 enum class RecomputeMethod { kUniform, kBlock };

@@ -92,6 +92,15 @@ class OptionGroup {
     return option.named(std::move(name));
   }
 
+  /// Adds a count of a run, which checkpoints hold among the arguments: 0 here (Progress).
+  Option& counted(std::string name) {
+    Option& option = row("", ValueType::kInteger);
+    option.read = [](const Arguments&) -> ArgumentValue { return int64_t{0}; };
+    option.write = [](const ArgumentValue& value, Arguments&) { return value == ArgumentValue(int64_t{0}); };
+    option.status = OptionStatus::kComputed;
+    return option.named(std::move(name));
+  }
+
   /// Add flags without a field.
   Option& without_effect(std::string flag, int nargs, std::string reason) {
     return row(std::move(flag), ValueType::kNone).nargs_of(nargs).no_effect(std::move(reason));

@@ -1,10 +1,13 @@
 #include "framework/arguments/training_arguments.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
 #include "framework/arguments/microbatches.h"
+#include "framework/arguments/nearest_name.h"
 #include "framework/arguments/option_group.h"
+#include "framework/callbacks/callbacks.h"
 #include "framework/mistakes.h"
 #include "framework/objectives/objectives.h"
 
@@ -24,6 +27,27 @@ void add_objectives(std::vector<Option>& rows) {
   for (const auto& kind : objectives()) {
     for (const auto& option : kind.options) {
       group.number(option.flag, &A::objective_options, option.initial, kReport, option.help)
+          .at_least(option.least)
+          .at_most(option.most);
+    }
+  }
+}
+
+/// --callback, and the flags of its values.
+void add_callbacks(std::vector<Option>& rows) {
+  using enum OnResume;
+  OptionGroup group("training", rows, {.pretrain_only = true});
+  std::string names;
+  for (const auto& kind : callbacks()) names += (names.empty() ? "; known: " : ", ") + kind.name;
+  group.add("--callback", &A::callback, kFree, "listeners of the training loop (docs/extending.md)" + names)
+      .shown_as("NAME");
+  group
+      .add("--callback-plugin", &A::callback_plugin, kFree,
+           "libraries that register callbacks; on the command line, their flags are known, too")
+      .shown_as("FILE");
+  for (const auto& kind : callbacks()) {
+    for (const auto& option : kind.options) {
+      group.number(option.flag, &A::callback_options, option.initial, kFree, option.help)
           .at_least(option.least)
           .at_most(option.most);
     }
@@ -76,8 +100,9 @@ void add_loop(std::vector<Option>& rows) {
            "only deterministic kernels; an operator that has none is an error")
       .alias("--use-deter-comp");
   group.add("--skip-train", &A::skip_train, kFree, "evaluate only");
-  group.computed("consumed_train_samples", &A::consumed_train_samples);
-  group.computed("consumed_valid_samples", &A::consumed_valid_samples);
+  group.counted(kConsumedTrainSamples);
+  group.counted(kConsumedValidSamples);
+  add_callbacks(rows);
 }
 
 void add_validation(std::vector<Option>& rows) {
@@ -100,6 +125,16 @@ void leave_training_out(Arguments& arguments) {
   if (!arguments.train_iters && !arguments.train_samples) arguments.train_iters = 1;
   if (!arguments.micro_batch_size) arguments.micro_batch_size = 1;
   if (!arguments.override_opt_param_scheduler) arguments.use_checkpoint_opt_param_scheduler = true;
+}
+
+void check_callbacks(const Arguments& arguments, Mistakes& rules) {
+  std::vector<std::string> known;
+  for (const auto& kind : callbacks()) known.push_back(kind.name);
+  for (const std::string& name : arguments.callback) {
+    rules.require(std::ranges::find(known, name) != known.end(),
+                  "--callback " + name + ": there is no such callback" + did_you_mean(name, known) +
+                      "; give the library that registers it by --callback-plugin FILE.");
+  }
 }
 
 void check_length(const Arguments& arguments, Mistakes& rules) {
@@ -149,6 +184,7 @@ void add_training_options(std::vector<Option>& rows) {
 
 void validate_training(Arguments& arguments, Mistakes& rules) {
   leave_training_out(arguments);
+  check_callbacks(arguments, rules);
   check_length(arguments, rules);
   check_batches(arguments, rules);
 }

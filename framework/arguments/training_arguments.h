@@ -33,10 +33,15 @@ struct TrainingArguments {
   std::map<std::string, double> objective_options;  // values of their flags, by flag
   int64_t empty_unused_memory_level = 0;
   bool deterministic_mode = false;
-  bool skip_train = false;             // evaluates only
-  int64_t consumed_train_samples = 0;  // updated while running, stored in the checkpoint's args
-  int64_t consumed_valid_samples = 0;
+  bool skip_train = false;                         // evaluates only
+  std::vector<std::string> callback;               // names of callbacks()
+  std::map<std::string, double> callback_options;  // values of their flags, by flag
+  std::vector<std::string> callback_plugin;        // libraries
 };
+
+/// Names of Progress in a checkpoint's args.
+inline constexpr const char* kConsumedTrainSamples = "consumed_train_samples";
+inline constexpr const char* kConsumedValidSamples = "consumed_valid_samples";
 
 struct ValidationArguments {
   int64_t eval_iters = 100;

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "framework/arguments/activation_arguments.h"
+#include "framework/arguments/activation_plan.h"
 #include "framework/diagnostics.h"
 #include "parallel/copies/float8_quantise.h"
 #include "parallel/fsdp/fully_shard.h"

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "framework/arguments/activation_plan.h"
 #include "framework/modules/deferred_init.h"
 #include "framework/modules/fsdp2_config.h"
 #include "framework/modules/module_patterns.h"
 #include "framework/modules/shard_placement.h"
-#include "framework/recompute/activation_plan.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/fsdp/unit_plan.h"
 

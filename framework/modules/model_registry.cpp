@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/hugging_face/hf_assets.h"
+#include "framework/arguments/arguments.h"
 #include "framework/arguments/nearest_name.h"
 
 namespace megashard {
@@ -42,6 +43,11 @@ std::vector<std::string> names_of(const std::map<std::string, Entry>& entries) {
 void ModelRegistry::add(std::string name, Factory factory) {
   const auto [position, inserted] = factories_.emplace(std::move(name), std::move(factory));
   TORCH_CHECK(inserted, "a model named ", position->first, " is registered already");
+}
+
+void ModelRegistry::add(std::string name, PluginFactory factory) {
+  add(std::move(name),
+      [make = std::move(factory)](const Arguments& arguments) { return make(ArgumentView(arguments)); });
 }
 
 std::vector<std::string> ModelRegistry::names() const { return names_of(factories_); }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/convert/weight_layout.h"
-#include "framework/arguments/arguments.h"
+#include "framework/arguments/argument_view.h"
 #include "framework/modules/multi_modal_module.h"
 
 namespace megashard {
@@ -20,8 +20,12 @@ class ModelRegistry {
   /// no values: load weights or call init_weights().
   using Factory = std::function<std::shared_ptr<MultiModalModule>(const Arguments&)>;
 
-  /// Throws if the name is taken.
+  /// The same for a model that is compiled on its own (model_plugin.h).
+  using PluginFactory = std::function<std::shared_ptr<MultiModalModule>(const ArgumentView&)>;
+
+  /// Throw if the name is taken.
   void add(std::string name, Factory factory);
+  void add(std::string name, PluginFactory factory);
   /// `name` empty: config.json's architectures[0], else its model_type; "gpt" without --hf-model. Throws an error that
   /// lists the known names if it is unknown.
   std::shared_ptr<MultiModalModule> create(const Arguments& arguments, std::string name = "") const;

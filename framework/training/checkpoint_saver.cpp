@@ -145,7 +145,7 @@ void CheckpointSaver::keep_folder() {
 void CheckpointSaver::start_save() {
   keep_folder();
   // The step that is marked is written anew, with other weights.
-  if (marked_ == state_.iteration) {
+  if (marked_ == state_.progress.step) {
     all_or_throw(group_, [&] {
       if (group_->rank() == 0) unmark_best_step(*state_.arguments.save);
     });
@@ -157,24 +157,24 @@ void CheckpointSaver::start_save() {
 
 void CheckpointSaver::save(std::optional<double> best_loss) {
   finish();
-  say_(saving_line(state_.iteration, *state_.arguments.save, format_name(state_.arguments.ckpt_format)));
-  replaces_damaged_ = std::erase(state_.damaged_steps, state_.iteration) > 0;
-  being_saved_ = state_.iteration;
+  say_(saving_line(state_.progress.step, *state_.arguments.save, format_name(state_.arguments.ckpt_format)));
+  replaces_damaged_ = std::erase(state_.damaged_steps, state_.progress.step) > 0;
+  being_saved_ = state_.progress.step;
   loss_of_saved_ = best_loss;
   try {
     start_save();
   } catch (const c10::DistError&) {
     throw;
   } catch (const std::exception& error) {
-    return note_failure("the checkpoint of iteration " + std::to_string(state_.iteration) +
+    return note_failure("the checkpoint of iteration " + std::to_string(state_.progress.step) +
                         " was not saved: " + error_text(error));
   }
   if (async_ == nullptr) finish();
 }
 
-void CheckpointSaver::poll(bool failed_on_a_rank) {
+void CheckpointSaver::step_complete(const StepReport&, const Requests& merged) {
   const bool written = async_ != nullptr && async_->state() == AsyncSaver::State::kWritten;
-  if (written || failed_on_a_rank) finish();
+  if (written || merged.save_failed) finish();
 }
 
 void CheckpointSaver::finish() {
@@ -239,7 +239,7 @@ void CheckpointSaver::mark(const BestStep& best) {
 
 void CheckpointSaver::mark_best(double validation_loss) {
   finish();
-  if (is_saved()) mark({state_.iteration, validation_loss});
+  if (is_saved()) mark({state_.progress.step, validation_loss});
 }
 
 bool CheckpointSaver::is_best(double validation_loss) const {
@@ -257,7 +257,7 @@ std::optional<int64_t> CheckpointSaver::last_in_folder() const {
 bool CheckpointSaver::is_saved() const {
   if (was_just_saved()) return true;
   const Arguments& arguments = state_.arguments;
-  if (loaded_at_ != state_.iteration) return false;
+  if (loaded_at_ != state_.progress.step) return false;
   if (arguments.auto_detect_ckpt_format) return false;  // the format may be another one
   // Ranks may see the folders differently: the first rank's view counts.
   return first_rank_value(group_, [&] { return saves_where_it_loads(arguments); }).as_bool();

@@ -9,6 +9,7 @@
 #include "checkpoint/steps/async_saver.h"
 #include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/run_lock.h"
+#include "framework/training/listener.h"
 #include "framework/training/training_checkpoint.h"
 
 namespace megashard {
@@ -21,7 +22,7 @@ ProcessGroupPtr make_saving_group(const ProcessGroupPtr& group, const std::strin
 /// goes on beside it. All but is_best(), has_failed(), was_just_saved() and those of failures are collective.
 /// A save that fails on one rank has failed on all; a warning says why, and the older steps stay. Lost ranks are no
 /// failed save: c10::DistError is thrown on.
-class CheckpointSaver {
+class CheckpointSaver : public Listener {
  public:
   using Say = std::function<void(const std::string& line)>;
   /// `say` takes log lines, `warn` warnings, `failed` why a save has failed, on every rank. `state` must outlive this.
@@ -43,12 +44,13 @@ class CheckpointSaver {
   /// The step that was saved last, or loaded from --save and is as it was, is the best one; nothing where it is not
   /// there.
   void mark_best(double validation_loss);
+  Requests requests(int64_t /*step*/) override { return {.save_failed = has_failed()}; }
   /// Before a step changes weights and state; not collective.
-  void before_changes() const {
+  void gradients_ready(int64_t /*step*/) override {
     if (async_ != nullptr) async_->before_changes();
   }
-  /// After a step: ends a save that is written, or has failed on a rank.
-  void poll(bool failed_on_a_rank);
+  /// Ends a save that is written, or has failed on a rank.
+  void step_complete(const StepReport& step, const Requests& merged) override;
   /// Waits for the save under way, if there is one.
   void finish();
 
@@ -56,7 +58,7 @@ class CheckpointSaver {
   bool is_best(double validation_loss) const;
   bool has_failed() const;  ///< on this rank, the one under way
   /// Or is being saved.
-  bool was_just_saved() const { return last_saved_ == state_.iteration || being_saved_ == state_.iteration; }
+  bool was_just_saved() const { return last_saved_ == state_.progress.step || being_saved_ == state_.progress.step; }
   int64_t failed_in_a_row() const { return failed_in_a_row_; }
   /// Throws where --max-failed-saves in a row have failed.
   void check_limit() const;
@@ -65,8 +67,9 @@ class CheckpointSaver {
   /// The state as it is now is that of the step, of --load.
   void note_loaded(const CheckpointStep& step) {
     loaded_ = step;
-    loaded_at_ = state_.iteration;
+    loaded_at_ = state_.progress.step;
   }
+  const std::optional<CheckpointStep>& loaded() const { return loaded_; }
   /// The last whole step in --save that is of this run, or that it goes on from.
   std::optional<int64_t> last_in_folder() const;
   /// The weights as they are now are a step of --save.

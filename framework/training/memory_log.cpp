@@ -88,8 +88,8 @@ MemoryParts MemoryLog::now() const {
 std::optional<MemoryPeak> MemoryLog::grown(int64_t iteration) {
   state_bytes_ = optimizer_bytes();
   const int64_t peak = sources_.peak_bytes();
-  if (static_cast<double>(peak) <= kGrowth * static_cast<double>(told_)) return std::nullopt;
-  told_ = peak;
+  if (static_cast<double>(peak) <= kGrowth * static_cast<double>(logged_)) return std::nullopt;
+  logged_ = peak;
   return MemoryPeak{.iteration = iteration, .bytes = peak, .parts = parts_of(held_, peak)};
 }
 

@@ -43,7 +43,7 @@ class MemoryLog {
   MemoryLog(const MemoryLog&) = delete;
   MemoryLog& operator=(const MemoryLog&) = delete;
 
-  /// After a step, where the peak has grown by more than 1 % since the last one that was told.
+  /// After a step, where the peak has grown by more than 1 % since the last one that was logged.
   std::optional<MemoryPeak> grown(int64_t iteration);
   /// What is in use. Of a CPU without the program and tensors that are less than kPooledFrom.
   MemoryParts now() const;
@@ -67,7 +67,7 @@ class MemoryLog {
   int64_t state_bytes_;  // of the optimizer, since the last step
   int64_t fullest_ = 0;  // of live_bytes, when `held_` was there
   Held held_;
-  int64_t told_ = 0;  // the last peak that was told
+  int64_t logged_ = 0;  // the last peak that was logged
 };
 
 }  // namespace megashard

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "framework/arguments/arguments.h"
 #include "framework/training/flops.h"
 
 namespace megashard {

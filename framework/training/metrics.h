@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "framework/arguments/arguments.h"
-
 namespace megashard {
+
+struct Arguments;
 
 /// What the host of one rank measures of a step.
 struct HostMeasures {
@@ -63,6 +63,7 @@ struct StepReport {
   std::optional<double> params_norm{};      ///< --log-params-norm, of steps with a log line
   std::optional<double> validation_loss{};  ///< of an evaluation after this step
   int64_t failed_saves = 0;                 ///< in a row, up to this step
+  bool has_line = false;                    ///< a log line is due
 };
 
 enum class OverRanks { kMax, kSum };

@@ -36,29 +36,16 @@ std::vector<std::string> gradients_not_finite(const torch::nn::Module& model, co
 
 }  // namespace
 
-std::string Trainer::microbatch_text(size_t microbatch) const {
-  const auto sampler = make_sampler(*splits_.train, arguments_.consumed_train_samples);
-  std::vector<int64_t> samples;
-  for (size_t i = 0; i <= microbatch; ++i) sampler->next(samples);
-  constexpr size_t kShown = 4;
-  std::string text = c10::str("micro batch ", microbatch + 1, " of ", batches_.size(), " (");
-  for (size_t i = 0; i < std::min(kShown, samples.size()); ++i) {
-    const auto parts = splits_.train->parts_of(samples[i]);
-    text += c10::str(i == 0 ? "" : "; ", "sample ", samples[i], " of ", splits_.train->source_of(samples[i]),
-                     parts.empty() ? "" : ", " + parts);
-  }
-  return text + (samples.size() > kShown ? c10::str(" and ", samples.size() - kShown, " more samples)") : ")");
-}
-
 std::string Trainer::find_in_outputs() {
   OutputWatch watch(model_);
   std::string mine;
+  const auto text_of = [this](size_t i) { return data_.microbatch_text(i, batches_.size(), state_.progress.samples); };
   for (size_t i = 0; i < batches_.size(); ++i) {
     const double loss = step_.evaluate(batches_[i])[0].item<double>();
     const auto module = watch.take_first();
     if (!mine.empty() || std::isfinite(loss)) continue;
-    mine = microbatch_text(i) + (module.empty() ? ", where each module's output is finite, but not the loss"
-                                                : ", where the first output that is not finite is that of " + module);
+    mine = text_of(i) + (module.empty() ? ", where each module's output is finite, but not the loss"
+                                        : ", where the first output that is not finite is that of " + module);
   }
   const auto of_ranks = gather_or_throw(group_, [&] { return mine; });
   const auto found = std::ranges::find_if(of_ranks, [](const std::string& of_rank) { return !of_rank.empty(); });
@@ -71,7 +58,8 @@ std::string Trainer::find_in_gradients() {
     step_.backward({batches_[i]});
     const auto names = gradients_not_finite(model_, group_);
     if (names.empty()) continue;
-    const auto of_ranks = gather_or_throw(group_, [&] { return microbatch_text(i); });
+    const auto of_ranks =
+        gather_or_throw(group_, [&] { return data_.microbatch_text(i, batches_.size(), state_.progress.samples); });
     constexpr std::ptrdiff_t kShown = 4;
     std::string where;
     for (std::ptrdiff_t rank = 0; rank < std::min(kShown, std::ssize(of_ranks)); ++rank) {
@@ -84,14 +72,14 @@ std::string Trainer::find_in_gradients() {
   return "";
 }
 
-void Trainer::fail_on_nonfinite(const std::string& what, NotFinite which, const std::string& remedy) {
+void Trainer::fail_on_nonfinite(const std::string& what, StepReader::NotFinite which, const std::string& remedy) {
   const std::string weights = has_stepped_ || weights_from_.empty() ? "" : weights_without_numbers(model_, group_);
   TORCH_CHECK(weights.empty(), what, ": of the weights loaded from ", weights_from_, ", ", weights,
               "; training cannot mend them: take other files, or convert these again");
   std::string where;
   try {  // an evaluation has no batches
     if (!batches_.empty()) {
-      const auto found = which == NotFinite::kLoss ? find_in_outputs() : find_in_gradients();
+      const auto found = which == StepReader::NotFinite::kLoss ? find_in_outputs() : find_in_gradients();
       where = found.empty()
                   ? " (computed again it is finite: dropout, or a device that does not compute the same twice)"
                   : ", in " + found;
@@ -99,7 +87,7 @@ void Trainer::fail_on_nonfinite(const std::string& what, NotFinite which, const 
   } catch (const std::exception& error) {
     where = " (computed again to see where: " + error_text(error) + ")";
   }
-  TORCH_CHECK(false, what, " at iteration ", state_.iteration + 1, where, remedy);
+  TORCH_CHECK(false, what, " at iteration ", state_.progress.step + 1, where, remedy);
 }
 
 }  // namespace megashard

@@ -31,19 +31,19 @@ std::string absolute(const std::string& path) {
 
 std::string events_path(const std::string& metrics_file) { return metrics_file + ".events"; }
 
-RunEvents::RunEvents(const std::string& metrics_file, int64_t loaded_step) {
+void RunEvents::open(const std::string& metrics_file, int64_t loaded_step) {
   std::error_code error;  // of a file that cannot be asked
   if (!std::filesystem::is_regular_file(metrics_file, error)) return;
   file_.open(events_path(metrics_file), /*anew=*/loaded_step == 0);
 }
 
-void RunEvents::start(const Arguments& arguments, int64_t step) {
-  auto line = event("start", step);
+void RunEvents::start(const Arguments& arguments, const Progress& progress) {
+  auto line = event("start", progress.step);
   line["folder"] = absolute(".");
   line["world_size"] = arguments.world_size;
   auto& given = line["arguments"] = ordered_json::object();
   const auto defaults = argument_values(Arguments());
-  for (const auto& named : argument_values(arguments)) {
+  for (const auto& named : recorded_arguments(arguments, progress)) {
     if (std::ranges::find(defaults, named) == defaults.end()) given[named.first] = argument_text(named.second);
   }
   file_.append(line_of(line));

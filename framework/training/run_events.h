@@ -6,6 +6,7 @@
 #include "framework/arguments/arguments.h"
 #include "framework/training/appended_file.h"
 #include "framework/training/memory_log.h"
+#include "framework/training/progress.h"
 
 namespace megashard {
 
@@ -21,12 +22,12 @@ std::string events_path(const std::string& metrics_file);
 ///   {"event": "end", "step": 100, "how": "done"}   or "exited", "interrupted"; none: it was killed
 class RunEvents {
  public:
-  /// Beside a metrics file that is there, and a regular one. Appends where a run goes on after `loaded_step`.
-  RunEvents(const std::string& metrics_file, int64_t loaded_step);
-
+  /// Opens the file beside a metrics file, if that exists and is a regular file; appends if a run goes on after
+  /// `loaded_step`. Without it events are dropped.
+  void open(const std::string& metrics_file, int64_t loaded_step);
   bool is_open() const { return file_.is_open(); }
   /// "arguments" are those that differ from their defaults.
-  void start(const Arguments& arguments, int64_t step);
+  void start(const Arguments& arguments, const Progress& progress);
   void memory(const MemoryPeak& peak);
   void save_failed(const std::string& why, int64_t step);
   void profile(const std::string& path, int64_t step);

@@ -16,19 +16,23 @@ namespace {
 at::TensorOptions on_host(c10::Device device) { return at::TensorOptions(at::kDouble).pinned_memory(!device.is_cpu()); }
 
 std::vector<double> flat(const HostStats& host) {
-  std::vector<double> values = {host.stop_request, host.save_failed, host.time_is_up};
+  const Requests& asked = host.requests;
+  std::vector<double> values = {static_cast<double>(host.stop_request), asked.save ? 1.0 : 0.0,
+                                asked.evaluate ? 1.0 : 0.0, asked.exit ? 1.0 : 0.0, asked.save_failed ? 1.0 : 0.0};
   values.insert(values.end(), host.measures.begin(), host.measures.end());
   return values;
 }
 
 /// `of_device`: how many of the numbers come from there.
 RankStats rank_stats(std::span<const double> field, size_t of_device) {
-  const auto sums = field.subspan(2, of_device - 2), host = field.subspan(of_device), measures = host.subspan(3);
+  const auto sums = field.subspan(2, of_device - 2), host = field.subspan(of_device), measures = host.subspan(5);
   RankStats stats{.grad_norm = field[0],
                   .loss_scale = field[1],
-                  .host = {.stop_request = host[0],
-                           .save_failed = host[1],
-                           .time_is_up = host[2],
+                  .host = {.stop_request = static_cast<StopRequest>(host[0]),
+                           .requests = {.save = host[1] != 0,
+                                        .evaluate = host[2] != 0,
+                                        .exit = host[3] != 0,
+                                        .save_failed = host[4] != 0},
                            .measures = {measures.begin(), measures.end()}}};
   for (size_t i = 0; i + 1 < sums.size(); i += 2) stats.metrics.push_back({.sum = sums[i], .count = sums[i + 1]});
   return stats;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/training/listener.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
@@ -20,9 +21,8 @@ struct DeviceStats {
 
 /// What the host of a rank adds.
 struct HostStats {
-  double stop_request = 0;
-  double save_failed = 0;          ///< 1: the save in progress
-  double time_is_up = 0;           ///< 1: --exit-duration-in-mins is over
+  StopRequest stop_request = StopRequest::kNone;
+  Requests requests{};
   std::vector<double> measures{};  ///< measured_metrics()
 };
 

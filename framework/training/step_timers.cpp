@@ -37,14 +37,14 @@ void StepTimers::stop(StepPart part) {
   milliseconds_[static_cast<size_t>(part)] += std::chrono::duration<double, std::milli>(passed).count();
 }
 
-std::string StepTimers::tell_steps(int64_t steps) {
+std::string StepTimers::log_steps(int64_t steps) {
   std::vector<StepPart> parts = {StepPart::kForwardBackward, StepPart::kClip, StepPart::kInnerStep,
                                  StepPart::kOptimizer};
   if (level_ > 1) parts.insert(parts.end(), {StepPart::kBatch, StepPart::kForward, StepPart::kBackward});
   return lines(parts, steps);
 }
 
-std::string StepTimers::tell(StepPart part) { return lines({part}, 1); }
+std::string StepTimers::log(StepPart part) { return lines({part}, 1); }
 
 std::string StepTimers::lines(const std::vector<StepPart>& parts, int64_t steps) {
   const auto count = static_cast<int64_t>(parts.size());

@@ -37,10 +37,10 @@ class StepTimers {
   void start(StepPart part);
   void stop(StepPart part);
 
-  /// Lines with the times of a step since they were told last: mean of `steps`. Collective.
-  std::string tell_steps(int64_t steps);
+  /// Lines with the times of a step since the last call: mean of `steps`. Collective.
+  std::string log_steps(int64_t steps);
   /// The same of one part alone. Collective.
-  std::string tell(StepPart part);
+  std::string log(StepPart part);
 
  private:
   using Clock = std::chrono::steady_clock;

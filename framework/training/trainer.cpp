@@ -1,13 +1,14 @@
 #include "framework/training/trainer.h"
 
 #include <algorithm>
+#include <iterator>
 
+#include "framework/callbacks/callbacks.h"
 #include "framework/training/loss_scale.h"
 #include "framework/training/metrics_file.h"
 #include "framework/training/output_paths.h"
+#include "framework/training/run_listeners.h"
 #include "framework/training/sequence_group.h"
-#include "framework/training/split_samples.h"
-#include "framework/training/start_log.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/wait_place.h"
@@ -58,6 +59,11 @@ std::unique_ptr<GradScaler> make_scaler(const Arguments& arguments, const Optimi
   return std::make_unique<GradScaler>(*options, parameters.empty() ? c10::kCPU : parameters.front().device());
 }
 
+DataOptions with_group(DataOptions data, int64_t rows) {
+  data.group = rows;
+  return data;
+}
+
 bool has_replicas(const torch::nn::Module& model) {
   for (const auto& parameter : model.parameters()) {
     const auto view = sharded_view(parameter);
@@ -69,14 +75,13 @@ bool has_replicas(const torch::nn::Module& model) {
 
 }  // namespace
 
-Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGroups& groups, c10::Device device,
+Trainer::Trainer(const Arguments& arguments, MultiModalModule& model, const ParallelGroups& groups, c10::Device device,
                  const DataOptions& data, TrainerCallbacks callbacks)
     : arguments_(arguments),
       model_(model),
       group_(groups.world),
       sharding_(groups.sharding),
       device_(device),
-      data_options_(data),
       callbacks_(std::move(callbacks)),
       optimizer_(make_optimizer(named_parameters(model), optimizer_options(arguments, model))),
       schedule_(scheduler_options(arguments)),
@@ -98,29 +103,46 @@ Trainer::Trainer(Arguments& arguments, MultiModalModule& model, const ParallelGr
              .sequence = sequence_ranks(arguments, model, sharding_)}),
       state_{arguments, model, optimizer_.get(), &schedule_, device_},
       order_(model, group_),
-      stats_(group_, device_),
-      saver_(
+      data_(arguments, with_group(data, objective_->rows_per_term()), sharding_->rank(), device_),
+      reader_(arguments, group_, device_, scaler_ != nullptr, callbacks_.sink,
+              [this](const std::string& what, StepReader::NotFinite which, const std::string& remedy) {
+                fail_on_nonfinite(what, which, remedy);
+              }),
+      saver_(std::make_shared<CheckpointSaver>(
           state_, group_, callbacks_.print_on_first_rank,
           [sink = callbacks_.sink](const std::string& line) {
             if (sink) sink(Severity::kWarning, line);
           },
-          [this](const std::string& why) {
-            if (events_) events_->save_failed(why, state_.iteration);
-          }) {
+          [this](const std::string& why) { events_.save_failed(why, state_.progress.step); })) {
   state_.scaler = scaler_.get();
   require(*arguments.micro_batch_size % objective_->rows_per_term() == 0,
           c10::str("--objective ", arguments.objective, " compares ", objective_->rows_per_term(),
                    " neighbouring samples; give --micro-batch-size a multiple of it."));
   optimizer_->set_parts(model.expert_parallel_info());
-  if (arguments.log_memory && group_->rank() == 0) {
-    memory_log_ = std::make_unique<MemoryLog>(
-        model, *optimizer_, device_,
-        MemoryLog::Sources{.live_bytes = callbacks_.live_memory_bytes, .peak_bytes = callbacks_.peak_memory_bytes});
-  }
-  if (arguments.profile && std::ranges::count(arguments.profile_ranks, group_->rank()) > 0)
-    profile_ = std::make_unique<StepProfile>(arguments, *group_, device_, memory_log_.get());
   check_overrides(param_group_overrides(arguments), *optimizer_, group_);
   if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
+  add_listeners();
+}
+
+void Trainer::add_listeners() {
+  const bool is_first_rank = group_->rank() == 0;
+  const PrintLine& print = callbacks_.print_on_first_rank;
+  listeners_ = callbacks_.listeners;
+  listeners_.push_back(std::make_shared<DueSteps>(arguments_, is_first_rank, callbacks_.program_start));
+  std::shared_ptr<MemoryLog> memory;
+  if (arguments_.log_memory && is_first_rank) {
+    memory = std::make_shared<MemoryLog>(
+        model_, *optimizer_, device_,
+        MemoryLog::Sources{.live_bytes = callbacks_.live_memory_bytes, .peak_bytes = callbacks_.peak_memory_bytes});
+    listeners_.push_back(std::make_shared<MemoryLines>(memory, events_, print));
+  }
+  if (arguments_.profile && std::ranges::count(arguments_.profile_ranks, group_->rank()) > 0)
+    listeners_.push_back(std::make_shared<Profiler>(arguments_, *group_, device_, memory, events_, print));
+  listeners_.push_back(std::make_shared<LogLines>(timers_.get(), print));
+  metrics_files_ = std::make_shared<MetricsFiles>(arguments_, callbacks_.sink);
+  listeners_.push_back(metrics_files_);
+  std::ranges::copy(make_callbacks(arguments_.callback, arguments_.callback_options), std::back_inserter(listeners_));
+  listeners_.push_back(saver_);
 }
 
 void Trainer::load(const CheckpointStep& step) {
@@ -129,131 +151,84 @@ void Trainer::load(const CheckpointStep& step) {
       loading_line(*arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
   const auto lines = load_training_checkpoint(state_, step, group_);
   weights_from_ = step.folder + (arguments_.lora_r ? " and " + *arguments_.hf_model : "");
-  if (!step.is_release && !arguments_.finetune) saver_.note_loaded(step);
-  callbacks_.print_on_first_rank(loaded_line(*arguments_.load, state_.iteration));
+  if (!step.is_release && !arguments_.finetune) saver_->note_loaded(step);
+  callbacks_.print_on_first_rank(loaded_line(*arguments_.load, state_.progress.step));
   for (const auto& line : lines) callbacks_.print_on_first_rank(line);
-}
-
-std::unique_ptr<DataSampler> Trainer::make_sampler(const SampleDataset& dataset, int64_t consumed) const {
-  SamplerOptions sampler;
-  sampler.type = arguments_.dataloader_type == DataloaderType::kCyclic ? SamplerType::kCyclic : SamplerType::kSingle;
-  sampler.total_samples = dataset.size();
-  sampler.consumed_samples = consumed;
-  sampler.micro_batch_size = *arguments_.micro_batch_size;
-  sampler.data_parallel_rank = sharding_->rank() / arguments_.context_parallel_size;
-  sampler.data_parallel_size = arguments_.data_parallel_size;
-  return make_data_sampler(sampler);
-}
-
-std::unique_ptr<DataLoader> Trainer::make_loader(const std::shared_ptr<const SampleDataset>& dataset,
-                                                 int64_t consumed) {
-  BatchOptions batch;
-  batch.seq_length = data_options_.seq_length;
-  batch.length_multiple = arguments_.sequence_multiple();
-  batch.vocab_size = data_options_.vocab_size;
-  batch.eod_id = data_options_.eod_id;
-  batch.eod_mask_loss = arguments_.eod_mask_loss;
-  batch.reset_position_ids = arguments_.reset_position_ids;
-  batch.reset_attention_mask = arguments_.reset_attention_mask;
-  batch.pin_memory = !device_.is_cpu();
-  DataLoaderOptions reading;
-  reading.prefetch = static_cast<size_t>(std::max<int64_t>(1, arguments_.num_workers));
-  return std::make_unique<DataLoader>(dataset, make_sampler(*dataset, consumed), batch, reading);
-}
-
-void Trainer::build_data() {
-  ask_for_samples(arguments_, train_iters_, state_.iteration, data_options_);
-  data_options_.group = objective_->rows_per_term();
-  callbacks_.print_on_first_rank("> building train, validation, and test datasets ...");
-  splits_ = build_datasets(data_options_);
-  require(splits_.train == nullptr || splits_.train->has_labels(),
-          "the training data has nothing to learn: in " +
-              (splits_.train == nullptr ? "" : splits_.train->source_of(0)) +
-              " every label is masked; prepare it again so that answers are learnt (docs/data.md).");
-  if (splits_.train) train_loader_ = make_loader(splits_.train, arguments_.consumed_train_samples);
-  print_data();
-  callbacks_.print_on_first_rank(datetime_line("after dataloaders are built", log_time_now()));
-}
-
-void Trainer::print_data() const {
-  const auto print = [this](const char* split, const auto& dataset, auto samples) {
-    callbacks_.print_on_first_rank(data_line(split, dataset.get(), *samples, data_options_.seq_length));
-  };
-  print("training", splits_.train, data_options_.train_samples);
-  print("validation", splits_.valid, data_options_.valid_samples);
-  print("test", splits_.test, data_options_.test_samples);
-}
-
-std::vector<Batch> Trainer::next_batches(DataLoader& loader, int64_t count) {
-  std::vector<Batch> batches;
-  for (int64_t i = 0; i < count; ++i) batches.push_back(loader.next());
-  return batches;
 }
 
 void Trainer::convert_checkpoint() {
   const std::string loaded = arguments_.auto_detect_ckpt_format ? "checkpoint" : format_name(arguments_.ckpt_format);
-  arguments_.ckpt_format = *arguments_.ckpt_convert_format;
-  const std::string converted = format_name(arguments_.ckpt_format);
-  arguments_.save = *arguments_.ckpt_convert_save + "/" + converted;
-  saver_.check();
-  try_output_paths(output_paths(arguments_, /*saves=*/false), group_);
-  saver_.begin_run(/*converts=*/true);
-  saver_.save();
-  saver_.check_last();
+  Arguments to = arguments_;
+  to.ckpt_format = *arguments_.ckpt_convert_format;
+  const std::string converted = format_name(to.ckpt_format);
+  to.save = *arguments_.ckpt_convert_save + "/" + converted;
+  TrainingState state{.arguments = to,
+                      .model = model_,
+                      .optimizer = optimizer_.get(),
+                      .schedule = &schedule_,
+                      .device = device_,
+                      .progress = state_.progress,
+                      .damaged_steps = state_.damaged_steps,
+                      .scaler = scaler_.get()};
+  CheckpointSaver saver(state, group_, callbacks_.print_on_first_rank, [this](const std::string& line) {
+    if (callbacks_.sink) callbacks_.sink(Severity::kWarning, line);
+  });
+  if (saver_->loaded()) saver.note_loaded(*saver_->loaded());
+  saver.check();
+  try_output_paths(output_paths(to, /*saves=*/false), group_);
+  saver.begin_run(/*converts=*/true);
+  saver.save();
+  saver.check_last();
   callbacks_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " + converted + ".");
 }
 
-bool Trainer::steps_to_come() const { return !arguments_.skip_train && state_.iteration < train_iters_; }
-
-double Trainer::seconds_since_start() const { return seconds_between(callbacks_.program_start, Clock::now()); }
+bool Trainer::steps_to_come() const { return !arguments_.skip_train && state_.progress.step < train_iters_; }
 
 void Trainer::prepare_training() {
-  saver_.check();
+  saver_->check();
   const auto batches = microbatch_options(arguments_);
-  microbatches_.emplace(batches, arguments_.consumed_train_samples);
-  train_iters_ = arguments_.train_samples ? iterations_for_samples(batches, *arguments_.train_samples, state_.iteration,
-                                                                   arguments_.consumed_train_samples)
+  microbatches_.emplace(batches, state_.progress.samples);
+  train_iters_ = arguments_.train_samples ? iterations_for_samples(batches, *arguments_.train_samples,
+                                                                   state_.progress.step, state_.progress.samples)
                                           : arguments_.train_iters.value_or(0);
-  all_or_rethrow(group_, [this] { build_data(); });
+  all_or_rethrow(group_, [this] { data_.build(train_iters_, state_.progress, callbacks_.print_on_first_rank); });
   try_output_paths(output_paths(arguments_, /*saves=*/!arguments_.skip_train), group_);
-  if (!arguments_.skip_train) saver_.begin_run(/*converts=*/false);
+  if (!arguments_.skip_train) saver_->begin_run(/*converts=*/false);
+  open_metrics_files();
+  if (arguments_.save && arguments_.async_save) saver_->enable_async();
+  callbacks_.print_on_first_rank("training ...");
+  callbacks_.print_on_first_rank(datetime_line("before the start of training step", log_time_now()));
+  model_.train();
+  const TrainingRun run{model_, *optimizer_, group_, device_, state_.progress.step, callbacks_.print_on_first_rank};
+  notify([&](Listener& each) { each.training_starts(run); });
+}
+
+void Trainer::open_metrics_files() {
   std::string kept;
   all_or_rethrow(group_, [&] {
-    const bool is_fresh = state_.iteration == 0 && !arguments_.overwrite_run;
-    if (arguments_.metrics_file && is_fresh && group_->rank() == 0)
-      kept = keep_earlier_metrics(*arguments_.metrics_file);
-    if (group_->rank() == 0) writers_ = make_metrics_writers(arguments_, state_.iteration);
+    if (group_->rank() != 0) return;
+    const bool is_fresh = state_.progress.step == 0 && !arguments_.overwrite_run;
+    if (arguments_.metrics_file && is_fresh) kept = keep_earlier_metrics(*arguments_.metrics_file);
+    metrics_files_->open(make_metrics_writers(arguments_, state_.progress.step));
   });
   if (!kept.empty()) {
     callbacks_.print_on_first_rank("the steps of another run in --metrics-file " + *arguments_.metrics_file +
                                    " are kept as " + kept);
   }
-  if (arguments_.metrics_file && group_->rank() == 0) {
-    events_ = std::make_unique<RunEvents>(*arguments_.metrics_file, state_.iteration);
-    events_->start(arguments_, state_.iteration);
-  }
-  if (arguments_.save && arguments_.async_save) saver_.enable_async();
-  callbacks_.print_on_first_rank("training ...");
-  callbacks_.print_on_first_rank(datetime_line("before the start of training step", log_time_now()));
-  model_.train();
-  if (callbacks_.before_first_step) callbacks_.before_first_step();
+  if (!arguments_.metrics_file || group_->rank() != 0) return;
+  events_.open(*arguments_.metrics_file, state_.progress.step);
+  events_.start(arguments_, state_.progress);
 }
 
-bool Trainer::must_exit() const {
-  const auto& interval = arguments_.exit_interval;
-  return flags_.time_is_up || (interval && state_.iteration % *interval == 0);
+bool Trainer::reads_step(int64_t step) const {
+  return device_.is_cpu() || arguments_.check_for_nan_in_loss_and_grad || line_is_due(step) ||
+         std::ranges::any_of(listeners_, [step](const auto& each) { return each->reads(step); });
 }
 
-bool Trainer::reads_step(int64_t iteration) const {
-  const auto ends = [iteration](const std::optional<int64_t>& interval) {
-    return interval && iteration % *interval == 0;
-  };
-  const bool each_step = device_.is_cpu() || arguments_.check_for_nan_in_loss_and_grad ||
-                         writers_take(arguments_, iteration) || arguments_.exit_signal_handler ||
-                         arguments_.exit_duration_in_mins;
-  return each_step || line_is_due(iteration) || ends(arguments_.exit_interval) ||
-         (arguments_.save && ends(arguments_.save_interval)) ||
-         (arguments_.eval_iters > 0 && ends(arguments_.eval_interval));
+Requests Trainer::requests() {
+  Requests all;
+  notify([&, step = state_.progress.step + 1](Listener& each) { all |= each.requests(step); });
+  return all;
 }
 
 DeviceStats Trainer::gradients(const std::vector<Batch>& batches) {
@@ -261,7 +236,7 @@ DeviceStats Trainer::gradients(const std::vector<Batch>& batches) {
   const int64_t every = arguments_.check_collective_order.value_or(0);
   const bool is_first = steps_of_run_++ < kFirstSteps && arguments_.check_collective_order != 0;
   if (!is_first && (every == 0 || steps_of_run_ % every != 0)) return step_.clip(step_.backward(batches));
-  order_.begin_step(state_.iteration + 1);
+  order_.begin_step(state_.progress.step + 1);
   DeviceStats stats;
   try {
     stats = step_.clip(step_.backward(batches));
@@ -276,132 +251,118 @@ DeviceStats Trainer::gradients(const std::vector<Batch>& batches) {
 
 void Trainer::run_step() {
   const auto begin = Clock::now();
-  enter_phase("training step", state_.iteration + 1);
-  if (profile_) profile_->begin_step(state_.iteration);
-  flags_ = {};
+  const int64_t step = state_.progress.step + 1;
+  enter_phase("training step", step);
+  notify([step](Listener& each) { each.step_starts(step); });
   const int64_t before = microbatches_->count();
-  microbatches_->update(arguments_.consumed_train_samples);
+  microbatches_->update(state_.progress.samples);
   // A larger batch can be shared by more ranks: a step to start them from, as Megatron.
-  if (arguments_.save && microbatches_->count() != before && !saver_.was_just_saved()) save();
+  if (arguments_.save && microbatches_->count() != before && !saver_->was_just_saved()) save();
   {
     const TimedPart timed(timers_.get(), StepPart::kBatch);
-    batches_ = next_batches(*train_loader_, microbatches_->count());
+    batches_ = data_.next(microbatches_->count());
   }
-  const bool reads = reads_step(state_.iteration + 1);
+  const bool reads = reads_step(step);
   const DeviceStats stats = gradients(batches_);
   // Whether the step before was skipped decides on this one's rate. The host asks now that the device has this step's
   // forward and backward to do, so that it never runs dry.
-  if (scaler_ && !stats_.empty()) read_steps();
+  if (scaler_ && !reader_.empty()) read_steps();
   last_lr_ = schedule_.lr();
   optimizer_->set_lr(last_lr_);
   optimizer_->set_weight_decay(schedule_.weight_decay());
-  const HostStats host = host_stats(train_loader_->take_wait_seconds());
-  stats_.add(stats, host);
-  metric_names_ = step_.metric_names();
-  unread_batches_.push_back(microbatches_->global_batch_size());
-  if (reads || scaler_) stats_.start_read();
-  saver_.before_changes();
+  HostStats host = host_stats(data_.take_wait_seconds(), requests());
+  if (!reads && group_->size() == 1) {  // the only rank need not ask the device
+    reader_.merge(host);
+    host.requests = {};
+  }
+  reader_.add(stats, host, step_.metric_names(), microbatches_->global_batch_size());
+  if (reads || scaler_) reader_.start_read();
+  notify([step](Listener& each) { each.gradients_ready(step); });
   step_.update();  // what the device does while the host reads
   if (reads) read_steps();
   batches_.clear();
-  if (!reads && group_->size() == 1) merge_flags(host);  // the only rank need not ask the device
-  if (callbacks_.after_step) callbacks_.after_step();
-  ++state_.iteration;
-  if (const auto peak = memory_log_ ? memory_log_->grown(state_.iteration) : std::nullopt) {
-    callbacks_.print_on_first_rank(memory_line(*peak));
-    if (events_) events_->memory(*peak);
-  }
-  arguments_.consumed_train_samples += microbatches_->global_batch_size();
+  state_.progress.step = step;
+  state_.progress.samples += microbatches_->global_batch_size();
   if (!scaler_) schedule_.advance(microbatches_->global_batch_size());
   has_stepped_ = true;
-  if (profile_) log_profile(profile_->end_step(state_.iteration));
+  notify([step](Listener& each) { each.weights_updated(step); });
   last_seconds_ = seconds_between(begin, Clock::now());
 }
 
-std::optional<double> Trainer::evaluate_if_due() {
-  if (arguments_.eval_iters <= 0 || state_.iteration % arguments_.eval_interval != 0) return std::nullopt;
-  const auto loss = evaluate(splits_.valid, "iteration " + std::to_string(state_.iteration),
-                             arguments_.consumed_valid_samples, Announce::kNo);
-  if (loss) arguments_.consumed_valid_samples += arguments_.eval_iters * microbatches_->global_batch_size();
+std::optional<double> Trainer::evaluate_step() {
+  const auto loss = evaluate(data_.valid(), "iteration " + std::to_string(state_.progress.step),
+                             state_.progress.validation_samples, Announce::kNo);
+  // A further evaluation, which a callback requests, takes the samples of the next one.
+  const bool is_due = state_.progress.step % arguments_.eval_interval == 0;
+  if (loss && is_due) state_.progress.validation_samples += arguments_.eval_iters * microbatches_->global_batch_size();
   return loss;
 }
 
 void Trainer::save(std::optional<double> best_loss) {
-  if (scaler_ && !stats_.empty()) read_steps();  // the schedule is saved
-  flush_last_rank_log();
+  if (scaler_ && !reader_.empty()) read_steps();  // the schedule is saved
   {
     const TimedPart timed(timers_.get(), StepPart::kSave);
-    enter_phase("save of step", state_.iteration);
-    saver_.save(best_loss);
+    enter_phase("save of step", state_.progress.step);
+    saver_->save(best_loss);
   }
-  if (timers_) print_on_last_rank(timers_->tell(StepPart::kSave));
+  if (timers_) callbacks_.print_on_first_rank(timers_->log(StepPart::kSave));
 }
 
 TrainingEnd Trainer::interrupted() {
-  saver_.finish();
-  flush_last_rank_log();
-  callbacks_.print_on_first_rank(interruption_line({.iteration = state_.iteration,
+  saver_->finish();
+  callbacks_.print_on_first_rank(interruption_line({.iteration = state_.progress.step,
                                                     .train_iters = train_iters_,
                                                     .in_evaluation = in_evaluation_,
                                                     .save = arguments_.save,
-                                                    .saved_step = saver_.last_in_folder()}));
+                                                    .saved_step = saver_->last_in_folder()}));
   return end_of(TrainingEnd::kInterrupted);
 }
 
 TrainingEnd Trainer::end_of(TrainingEnd how) {
   constexpr const char* kNames[] = {"done", "exited", "interrupted"};
-  if (unlearnt_steps_ > 0 && callbacks_.sink)
-    callbacks_.sink(Severity::kWarning, unlearnt_steps_line(unlearnt_steps_, steps_read_));
-  if (events_) events_->end(kNames[static_cast<size_t>(how)], state_.iteration);
+  reader_.warn_of_unlearnt_steps();
+  events_.end(kNames[static_cast<size_t>(how)], state_.progress.step);
+  notify([&](Listener& each) { each.training_ended(how, state_.progress.step); });
   return how;
 }
 
-void Trainer::log_profile(const std::string& path) {
-  if (path.empty()) return;
-  if (events_) events_->profile(path, state_.iteration);
-  callbacks_.print_on_first_rank(c10::str("wrote a profile that ends with iteration ", state_.iteration, " to ", path));
-}
-
 void Trainer::finish_training() {
-  flush_last_rank_log();
   callbacks_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
-  if (arguments_.save && !arguments_.skip_train && !saver_.is_saved()) save();
-  const std::string where = "iteration " + std::to_string(state_.iteration);
+  if (arguments_.save && !arguments_.skip_train && !saver_->is_saved()) save();
+  const std::string where = "iteration " + std::to_string(state_.progress.step);
   const auto loss =
-      evaluate(splits_.valid, where + " on validation set", arguments_.consumed_valid_samples, Announce::kYes);
-  const bool is_new = !arguments_.skip_train && state_.iteration % arguments_.eval_interval != 0;  // not evaluated yet
-  if (loss && is_new && saver_.is_best(*loss)) saver_.mark_best(*loss);
-  if (stop_ == StopRequest::kNone) evaluate(splits_.test, where + " on test set", 0, Announce::kYes);
+      evaluate(data_.valid(), where + " on validation set", state_.progress.validation_samples, Announce::kYes);
+  const bool is_new =
+      !arguments_.skip_train && state_.progress.step % arguments_.eval_interval != 0;  // not evaluated yet
+  if (loss && is_new && saver_->is_best(*loss)) saver_->mark_best(*loss);
+  if (stop_ == StopRequest::kNone) evaluate(data_.test(), where + " on test set", 0, Announce::kYes);
 }
 
 TrainingEnd Trainer::train() {
   prepare_training();
-  bool exits = false;
-  while (steps_to_come() && !exits && stop_ == StopRequest::kNone) {
+  while (steps_to_come() && !exits_ && stop_ == StopRequest::kNone) {
     run_step();
-    stop_ = flags_.stop;
-    exits = must_exit();
-    StepReport told = report(exits || stop_ != StopRequest::kNone || !steps_to_come());
-    if (stop_ == StopRequest::kNone) told.validation_loss = evaluate_if_due();
-    write_metrics(told);
-    if (callbacks_.show_step && group_->rank() == 0) callbacks_.show_step(told);
-    saver_.poll(flags_.save_failed);
-    exits = exits || stop_ == StopRequest::kExit;
-    const bool due = arguments_.save && arguments_.save_interval && state_.iteration % *arguments_.save_interval == 0;
-    const bool is_best = told.validation_loss && saver_.is_best(*told.validation_loss);
-    if (arguments_.save && (due || exits || is_best)) save(is_best ? told.validation_loss : std::nullopt);
-    if (steps_to_come() && !exits && stop_ == StopRequest::kNone) saver_.check_limit();
+    const auto [stop, requests] = reader_.take_merged();
+    stop_ = stop;
+    exits_ = requests.exit;
+    StepReport done = report(exits_ || stop_ != StopRequest::kNone || !steps_to_come());
+    notify([&](Listener& each) { each.step_ended(done); });
+    if (requests.evaluate && stop_ == StopRequest::kNone) done.validation_loss = evaluate_step();
+    notify([&](Listener& each) { each.step_complete(done, requests); });
+    exits_ = exits_ || stop_ == StopRequest::kExit;
+    const bool is_best = done.validation_loss && saver_->is_best(*done.validation_loss);
+    if (arguments_.save && (requests.save || exits_ || is_best)) save(is_best ? done.validation_loss : std::nullopt);
+    if (steps_to_come() && !exits_ && stop_ == StopRequest::kNone) saver_->check_limit();
   }
-  if (profile_) log_profile(profile_->finish());
-  if (!exits && stop_ == StopRequest::kNone) finish_training();
+  notify([this](Listener& each) { each.steps_ended(state_.progress.step); });
+  if (!exits_ && stop_ == StopRequest::kNone) finish_training();
   if (stop_ == StopRequest::kInterrupt) return interrupted();
-  saver_.finish();
-  // One beside the training has had a single try.
-  if (arguments_.save && arguments_.async_save && saver_.failed_in_a_row() > 0) save();
-  saver_.finish();
-  if (!exits && stop_ == StopRequest::kNone) return end_of(TrainingEnd::kDone);
-  flush_last_rank_log();
-  callbacks_.print_on_first_rank(exit_line(state_.iteration, log_time_now()));
+  saver_->finish();
+  // A save beside the training has had a single try.
+  if (arguments_.save && arguments_.async_save && saver_->failed_in_a_row() > 0) save();
+  saver_->finish();
+  if (!exits_ && stop_ == StopRequest::kNone) return end_of(TrainingEnd::kDone);
+  callbacks_.print_on_first_rank(exit_line(state_.progress.step, log_time_now()));
   callbacks_.print_on_first_rank(datetime_line("after training is done", log_time_now()));
   return end_of(TrainingEnd::kExited);
 }

@@ -1,4 +1,4 @@
-// What a trainer measures, and what it tells: log lines, metrics, evaluations.
+// Reports of a trainer: statistics of steps, evaluations.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -17,92 +17,17 @@
 
 namespace megashard {
 
-namespace {
-
-void add_to(std::vector<double>& sums, const std::vector<double>& values) {
-  sums.resize(std::max(sums.size(), values.size()));
-  for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
-}
-
-}  // namespace
-
-HostStats Trainer::host_stats(double data_wait_seconds) const {
-  HostStats numbers;
-  numbers.measures = measured_metrics({.data_wait_seconds = data_wait_seconds,
-                                       .peak_memory_bytes = static_cast<double>(callbacks_.peak_memory_bytes())});
-  numbers.stop_request = static_cast<double>(callbacks_.stop_request());
-  numbers.save_failed = saver_.has_failed() ? 1 : 0;
-  // Clocks differ from rank to rank: the first rank's counts.
-  const auto& minutes = arguments_.exit_duration_in_mins;
-  const bool is_late = minutes && seconds_since_start() / 60 > static_cast<double>(*minutes);
-  numbers.time_is_up = is_late && group_->rank() == 0 ? 1 : 0;
-  return numbers;
-}
-
-StepSummary Trainer::summarise(const StepOfRanks& step) {
-  StepSummary summary;
-  std::vector<RankStats::Mean> means(step.front().metrics.size());
-  for (size_t rank = 0; rank < step.size(); ++rank) {
-    const RankStats& of_rank = step[rank];
-    const bool has_own_tokens = rank % static_cast<size_t>(arguments_.tensor_model_parallel_size) == 0;
-    for (size_t i = 0; has_own_tokens && i < means.size(); ++i) {
-      means[i].sum += of_rank.metrics[i].sum;
-      means[i].count += of_rank.metrics[i].count;
-    }
-    if (const double loss = of_rank.metrics.front().sum;
-        arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(loss)) {
-      fail_on_nonfinite(c10::str("the loss of rank ", rank, " is ", loss), NotFinite::kLoss,
-                        ": lower the learning rate, or look at the batch; "
-                        "--no-check-for-nan-in-loss-and-grad goes on regardless");
-    }
-    reduce_metrics(summary.measures, of_rank.host.measures);
-  }
-  summary.terms = means.front().count;
-  summary.has_loss = summary.terms > 0;
-  summary.loss = summary.has_loss ? means.front().sum / summary.terms : 0;
-  for (size_t i = 1; i < means.size(); ++i)
-    summary.further.push_back(means[i].count > 0 ? means[i].sum / means[i].count : std::nan(""));
-  const RankStats& mine = step[static_cast<size_t>(group_->rank())];
-  summary.grad_norm = mine.grad_norm;
-  if (scaler_ == nullptr) return summary;
-  summary.skipped = !std::isfinite(mine.grad_norm);
-  summary.loss_scale = mine.loss_scale;
-  return summary;
-}
-
-void Trainer::merge_flags(const HostStats& of_rank) {
-  flags_.stop = std::max(flags_.stop, static_cast<StopRequest>(of_rank.stop_request));
-  flags_.save_failed = flags_.save_failed || of_rank.save_failed != 0;
-  flags_.time_is_up = flags_.time_is_up || of_rank.time_is_up != 0;
+HostStats Trainer::host_stats(double data_wait_seconds, const Requests& requests) const {
+  return {.stop_request = callbacks_.stop_request(),
+          .requests = requests,
+          .measures = measured_metrics({.data_wait_seconds = data_wait_seconds,
+                                        .peak_memory_bytes = static_cast<double>(callbacks_.peak_memory_bytes())})};
 }
 
 void Trainer::read_steps() {
-  const auto steps = stats_.finish_read();
-  for (size_t i = 0; i < steps.size(); ++i) {
-    for (const RankStats& rank : steps[i]) merge_flags(rank.host);
-    last_read_ = summarise(steps[i]);
-    if (arguments_.check_for_nan_in_loss_and_grad && !std::isfinite(last_read_.grad_norm)) {
-      fail_on_nonfinite(c10::str("the norm of the gradients is ", last_read_.grad_norm), NotFinite::kNorm,
-                        ", and the loss is finite: lower the learning rate, or look at the batch and the "
-                        "layers' backward; --no-check-for-nan-in-loss-and-grad goes on regardless");
-    }
-    ++steps_read_;
-    if (!last_read_.has_loss) {
-      ++interval_.unlearnt_steps;
-      if (unlearnt_steps_++ == 0 && callbacks_.sink) callbacks_.sink(Severity::kWarning, unlearnt_batch_line());
-    }
-    const bool is_number = std::isfinite(last_read_.loss);
-    if (is_number && last_read_.has_loss && !last_read_.skipped) {
-      interval_.loss_sum += last_read_.loss;
-      ++interval_.losses;
-      add_to(interval_.further_sums, last_read_.further);
-    }
-    if (!is_number) ++interval_.nan_steps;
-    if (last_read_.skipped) ++interval_.skipped_steps;
-    if (scaler_ != nullptr && !last_read_.skipped) schedule_.advance(unread_batches_[i]);
-    interval_.tokens_per_sample += last_read_.terms / static_cast<double>(unread_batches_[i]);
-  }
-  unread_batches_.clear();
+  reader_.read([this](int64_t samples) {
+    if (scaler_ != nullptr) schedule_.advance(samples);
+  });
 }
 
 void Trainer::measure_gradients_and_weights(StepReport& report) {
@@ -124,68 +49,47 @@ bool Trainer::line_is_due(int64_t iteration) const {
 
 StepReport Trainer::report(bool is_last) {
   const int64_t batch = microbatches_->global_batch_size();
-  const double flops = model_.training_flops(batch, data_options_.seq_length);
-  state_.flops_so_far += flops;
-  interval_.seconds += last_seconds_;
-  interval_.samples += batch;
-  ++interval_.steps;
-  const bool is_due = is_last || line_is_due(state_.iteration);
+  const double flops = model_.training_flops(batch, data_.seq_length());
+  state_.progress.flops += flops;
+  StepInterval& interval = reader_.interval();
+  interval.seconds += last_seconds_;
+  interval.samples += batch;
+  ++interval.steps;
+  const bool is_due = is_last || line_is_due(state_.progress.step);
   has_reported_ = true;
-  if (is_due && !stats_.empty()) read_steps();
+  if (is_due && !reader_.empty()) read_steps();
   StepReport report{.arguments = arguments_,
-                    .iteration = state_.iteration,
+                    .iteration = state_.progress.step,
                     .train_iters = train_iters_,
-                    .consumed_samples = arguments_.consumed_train_samples,
+                    .consumed_samples = state_.progress.samples,
                     .global_batch_size = batch,
-                    .seq_length = data_options_.seq_length,
+                    .seq_length = data_.seq_length(),
                     .world_size = group_->size(),
                     .seconds = last_seconds_,
                     .lr = last_lr_,
                     .next_lr = schedule_.lr(),
                     .flops = flops,
                     .peak_tflops = callbacks_.peak_tflops,
-                    .metric_names = metric_names_,
-                    .step = last_read_,
-                    .interval = interval_,
-                    .failed_saves = saver_.failed_in_a_row()};
+                    .metric_names = reader_.metric_names(),
+                    .step = reader_.last(),
+                    .interval = interval,
+                    .failed_saves = saver_->failed_in_a_row(),
+                    .has_line = is_due};
   if (!is_due) return report;
   measure_gradients_and_weights(report);
-  print_on_last_rank(training_log_line(log_time_now(), report));
-  if (timers_) print_on_last_rank(timers_->tell_steps(interval_.steps));
-  interval_ = {};
+  interval = {};
   return report;
 }
 
-void Trainer::write_metrics(const StepReport& report) {
-  for (const auto& writer : writers_) {
-    try {
-      writer->write(report);
-    } catch (const std::exception& error) {
-      if (!std::exchange(reported_metrics_failure_, true) && callbacks_.sink)
-        callbacks_.sink(Severity::kWarning, error_text(error) + "; training goes on, and leaves out such steps there");
-    }
-  }
-}
-
-void Trainer::print_on_last_rank(const std::string& lines) {
-  callbacks_.print_on_last_rank(lines);
-  last_rank_printed_ = true;
-}
-
-void Trainer::flush_last_rank_log() {
-  if (std::exchange(last_rank_printed_, false) && group_->size() > 1) group_->barrier();
-}
-
-std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDataset>& dataset, const std::string& where,
+std::optional<double> Trainer::evaluate(const TrainingData::DatasetPtr& dataset, const std::string& where,
                                         int64_t consumed, Announce announce) {
   const int64_t iterations = arguments_.eval_iters;
   if (dataset == nullptr || iterations == 0) return std::nullopt;
-  flush_last_rank_log();
   if (announce == Announce::kYes) {
     callbacks_.print_on_first_rank(evaluating_line(iterations * microbatches_->global_batch_size()));
   }
-  enter_phase("evaluation after step", state_.iteration);
-  const auto loader = make_loader(dataset, consumed);
+  enter_phase("evaluation after step", state_.progress.step);
+  const auto loader = data_.loader(dataset, consumed);
   StepStats stats(group_, device_);
   StepOfRanks sums(static_cast<size_t>(group_->size()));
   {
@@ -196,7 +100,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
       at::Tensor of_batch = step_.evaluate(loader->next());
       for (int64_t micro = 1; micro < microbatches_->count(); ++micro) of_batch += step_.evaluate(loader->next());
       const at::Tensor none = at::zeros({}, of_batch.options());
-      stats.add({.grad_norm = none, .loss_scale = none, .sums = of_batch}, host_stats(0));
+      stats.add({.grad_norm = none, .loss_scale = none, .sums = of_batch}, host_stats(0, {}));
       const StepOfRanks now = stats.finish_read().front();
       for (size_t rank = 0; rank < now.size(); ++rank) {
         auto& metrics = sums[rank].metrics;
@@ -205,7 +109,7 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
           metrics[m].sum += now[rank].metrics[m].sum;
           metrics[m].count += now[rank].metrics[m].count;
         }
-        stop_ = std::max(stop_, static_cast<StopRequest>(now[rank].host.stop_request));
+        stop_ = std::max(stop_, now[rank].host.stop_request);
       }
       if (i < iterations && progress.is_due()) callbacks_.print_on_first_rank(evaluation_progress_line(i, iterations));
     }
@@ -213,13 +117,13 @@ std::optional<double> Trainer::evaluate(const std::shared_ptr<const SampleDatase
   }
   in_evaluation_ = stop_ != StopRequest::kNone;
   if (in_evaluation_) return std::nullopt;
-  const StepSummary summary = summarise(sums);
+  const StepSummary summary = reader_.summarise(sums);
   if (summary.has_loss) {
-    print_on_last_rank(evaluation_log_lines(where, {{step_.metric_names().front(), summary.loss}}));
+    callbacks_.print_on_first_rank(evaluation_log_lines(where, {{step_.metric_names().front(), summary.loss}}));
   } else if (callbacks_.sink) {
     callbacks_.sink(Severity::kWarning, "no validation loss at " + where + ": every label of its batches is masked");
   }
-  if (timers_) print_on_last_rank(timers_->tell(StepPart::kEvaluate));
+  if (timers_) callbacks_.print_on_first_rank(timers_->log(StepPart::kEvaluate));
   return summary.has_loss ? std::optional(summary.loss) : std::nullopt;
 }
 

@@ -114,11 +114,8 @@ ArgumentRecord saved_arguments(const Dict& values) {
 
 /// Where the training stood.
 struct Position {
-  int64_t iteration = 0;
-  int64_t train_samples = 0;
-  int64_t valid_samples = 0;
-  int64_t world_size = 0;  ///< of the ranks that saved; 0: not said
-  double flops = 0;
+  Progress progress{};
+  int64_t world_size = 0;            ///< of the ranks that saved; 0: not said
   std::vector<std::string> lines{};  ///< what had to be derived
 };
 
@@ -132,20 +129,20 @@ Position saved_position(const Dict& values, const ArgumentRecord& saved, const C
                         const Arguments& arguments) {
   Position position;
   const Value* iteration = values.find(kIterationKey);
-  position.iteration = iteration == nullptr ? step.iteration : iteration->as_int();
-  if (const Value* flops = values.find(kFlopsKey)) position.flops = flops->as_double();
+  position.progress.step = iteration == nullptr ? step.iteration : iteration->as_int();
+  if (const Value* flops = values.find(kFlopsKey)) position.progress.flops = flops->as_double();
   position.world_size = saved_count(saved, "world_size").value_or(0);
-  if (const auto samples = saved_count(saved, "consumed_train_samples")) {
-    position.train_samples = *samples;
-    position.valid_samples = saved_count(saved, "consumed_valid_samples").value_or(0);
+  if (const auto samples = saved_count(saved, kConsumedTrainSamples)) {
+    position.progress.samples = *samples;
+    position.progress.validation_samples = saved_count(saved, kConsumedValidSamples).value_or(0);
     return position;
   }
-  position.train_samples = samples_of_iterations(microbatch_options(arguments), position.iteration);
-  position.valid_samples =
-      position.iteration / arguments.eval_interval * arguments.eval_iters * arguments.global_batch_size.value_or(1);
+  position.progress.samples = samples_of_iterations(microbatch_options(arguments), position.progress.step);
+  position.progress.validation_samples =
+      position.progress.step / arguments.eval_interval * arguments.eval_iters * arguments.global_batch_size.value_or(1);
   position.lines.push_back(
-      "the checkpoint does not say how many samples it has seen: " + std::to_string(position.iteration) +
-      " steps of these flags' batch are " + std::to_string(position.train_samples));
+      "the checkpoint does not say how many samples it has seen: " + std::to_string(position.progress.step) +
+      " steps of these flags' batch are " + std::to_string(position.progress.samples));
   return position;
 }
 
@@ -168,8 +165,8 @@ void set_schedule(OptimizerParamScheduler& schedule, const Dict& values, const P
     schedule.load_state_dict(to_record(saved->as_dict()));
     return;
   }
-  schedule.advance(position.train_samples);
-  lines.push_back("the checkpoint has no schedule: it goes on from " + std::to_string(position.train_samples) +
+  schedule.advance(position.progress.samples);
+  lines.push_back("the checkpoint has no schedule: it goes on from " + std::to_string(position.progress.samples) +
                   " samples");
 }
 
@@ -193,10 +190,10 @@ const Dict* states_of(const Dict& values, int rank) {
 Dict values_of(const TrainingState& state, const ProcessGroupPtr& group) {
   const Arguments& arguments = state.arguments;
   Dict values;
-  values.set(kArgsKey, make_namespace(to_dict(argument_values(arguments))));
+  values.set(kArgsKey, make_namespace(to_dict(recorded_arguments(arguments, state.progress))));
   values.set(kCheckpointVersionKey, kCheckpointVersion);
-  values.set(kIterationKey, state.iteration);
-  values.set(kFlopsKey, state.flops_so_far);
+  values.set(kIterationKey, state.progress.step);
+  values.set(kFlopsKey, state.progress.flops);
   if (!arguments.no_save_optim && state.optimizer != nullptr) {
     Dict optimizer;
     optimizer.set(kParamGroupsKey, param_groups(*state.optimizer));
@@ -217,8 +214,9 @@ void restore_random(const TrainingState& state, const Dict& values, const Positi
   const Dict* mine = states_of(values, group->rank());
   const bool same_world = position.world_size == group->size();
   if (same_world && mine != nullptr && restore_random_states(*mine, state.device)) return;
-  seed_random_states(static_cast<uint64_t>(state.arguments.seed + 1000003 * state.iteration + 10007 * group->rank()),
-                     state.device);
+  seed_random_states(
+      static_cast<uint64_t>(state.arguments.seed + 1000003 * state.progress.step + 10007 * group->rank()),
+      state.device);
   std::string why = "the checkpoint has no random states for these devices";
   if (mine != nullptr && position.world_size == 0) {
     why = "the checkpoint does not say how many ranks saved its random states";
@@ -270,19 +268,20 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
                       .plans = state.save_plans};
   const auto noticed = std::make_shared<std::vector<std::string>>();
   if (saver != nullptr) options.notice = [noticed](const std::string& line) { noticed->push_back(line); };
-  const AsyncSaver::Write write = [directory = *arguments.save, iteration = state.iteration, values = std::move(values),
+  const AsyncSaver::Write write = [directory = *arguments.save, iteration = state.progress.step,
+                                   values = std::move(values),
                                    options](const ShardedTensors& shards, const ProcessGroupPtr& ranks) {
     save_checkpoint(directory, iteration, shards, values, ranks, options);
   };
   if (saver == nullptr) return write(tensors, group);
-  saver->start("iteration " + std::to_string(state.iteration), tensors, write, [noticed, notice] {
+  saver->start("iteration " + std::to_string(state.progress.step), tensors, write, [noticed, notice] {
     for (const auto& line : *noticed) notice(line);
   });
 }
 
 std::vector<std::string> load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
                                                   const ProcessGroupPtr& group) {
-  Arguments& arguments = state.arguments;
+  const Arguments& arguments = state.arguments;
   const Parts parts = parts_to_load(state, step);
   const std::string random_states = std::string(kRngStateKey) + ".";
   const std::string param_groups_key = std::string(kOptimizerPrefix) + kParamGroupsKey;
@@ -320,7 +319,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
     if (parts.progress) {
       check_checkpoint_arguments(arguments, saved, step.folder);
       position = saved_position(values, saved, step, arguments);
-      const Microbatches batches(microbatch_options(arguments), position.train_samples);
+      const Microbatches batches(microbatch_options(arguments), position.progress.samples);
       lines.insert(lines.end(), position.lines.begin(), position.lines.end());
     }
     if (parts.optimizer) {
@@ -351,10 +350,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   if (parts.progress && saves_where_it_loads(arguments)) state.damaged_steps = step.passed_over;
   if (!parts.progress) return lines;
 
-  state.iteration = position.iteration;
-  state.flops_so_far = position.flops;
-  arguments.consumed_train_samples = position.train_samples;
-  arguments.consumed_valid_samples = position.valid_samples;
+  state.progress = position.progress;
   if (parts.optimizer) *state.schedule = schedule;
   if (scale) state.scaler->load_state(*scale);
   if (parts.random) {

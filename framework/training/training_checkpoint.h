@@ -16,6 +16,7 @@
 #include "framework/modules/megatron_module.h"
 #include "framework/training/optimizer.h"
 #include "framework/training/optimizer_param_scheduler.h"
+#include "framework/training/progress.h"
 #include "parallel/collectives/process_group.h"
 #include "parallel/fsdp/grad_scaler.h"
 
@@ -23,13 +24,12 @@ namespace megashard {
 
 /// What a checkpoint of a training run holds, by reference.
 struct TrainingState {
-  Arguments& arguments;  ///< consumed samples live here, as in Megatron
+  const Arguments& arguments;
   MegatronModule& model;
   Optimizer* optimizer;  ///< null: weights only
   OptimizerParamScheduler* schedule;
   c10::Device device = c10::kCPU;  ///< whose random states count besides the CPU's
-  int64_t iteration = 0;
-  double flops_so_far = 0;
+  Progress progress{};
   std::vector<int64_t> damaged_steps{};  ///< of arguments.save, passed over by the load
   RunHistory run{};                      ///< on the first rank: whose steps are saved
   bool replaces_other_runs = false;      ///< the next save removes their steps
@@ -54,7 +54,7 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
                               const std::function<void(const std::string& line)>& notice, AsyncSaver* saver = nullptr);
 
 /// Loads a step (find_step's, of checkpoint/checkpoint.h) by --finetune, --no-load-optim,
-/// --no-load-rng and --dist-ckpt-strictness; sets state.iteration, the arguments' consumed samples,
+/// --no-load-rng and --dist-ckpt-strictness; sets the progress,
 /// the schedule and the generators, and returns lines for the log. Another world size is fine:
 /// random numbers then go on from (seed, iteration, rank). Arguments, batch sizes, names and sizes
 /// are checked before anything is changed; a PyTorch step, without args, iteration or schedule,

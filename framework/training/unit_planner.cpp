@@ -63,7 +63,7 @@ UnitPlanner::UnitPlanner(torch::nn::Module& model, ProcessGroupPtr world, c10::D
                          UnitPlannerOptions options)
     : model_(model), world_(std::move(world)), device_(device), options_(std::move(options)) {}
 
-void UnitPlanner::after_step() {
+void UnitPlanner::weights_updated(int64_t) {
   if (steps_ >= kTimedAgain) return;
   ++steps_;
   const double seconds = seconds_since_last_step();

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "framework/training/listener.h"
 #include "framework/training/unit_plan_search.h"
 #include "parallel/collectives/process_group.h"
 
@@ -24,12 +25,11 @@ struct UnitPlannerOptions {
 /// --fsdp2-plan auto. The first step warms up, the next two are traced, three are timed as they are; then the model's
 /// units are regrouped as search_plan says, and after one more step three are timed again. What is slower than before
 /// is taken back. All ranks decide alike, by the slowest of them.
-class UnitPlanner {
+class UnitPlanner : public Listener {
  public:
   /// `world`: the ranks that train. `model` is under fully_shard and outlives the planner.
   UnitPlanner(torch::nn::Module& model, ProcessGroupPtr world, c10::Device device, UnitPlannerOptions options);
-  /// Collective.
-  void after_step();
+  void weights_updated(int64_t step) override;
 
  private:
   double seconds_since_last_step();

@@ -18,7 +18,7 @@
 #include "launch/shell/subcommands.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
-#include "launch/train/run_setup.h"
+#include "launch/train/session.h"
 #include "models/decoder_arguments.h"
 
 namespace megashard {
@@ -164,13 +164,11 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
   }
 }
 
-void load_weights(Arguments& arguments, const Start& from, const BuiltModel& built, const ProcessGroupPtr& group,
-                  c10::Device device, const DiagnosticSink& sink) {
-  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_first_weights(arguments, built, group, sink);
-  if (from.source != WeightSource::kCheckpoint) return;
+void load_step(const Arguments& arguments, const Session& session) {
+  if (session.from.source != WeightSource::kCheckpoint) return;
   OptimizerParamScheduler schedule(scheduler_options(arguments));
-  TrainingState state{arguments, *built.model, nullptr, &schedule, device};
-  load_training_checkpoint(state, from.step, group);
+  TrainingState state{arguments, session.model(), nullptr, &schedule, session.device};
+  load_training_checkpoint(state, session.from.step, session.groups.world);
 }
 
 /// What a model makes of weights that are no numbers looks like any other tokens.
@@ -223,18 +221,12 @@ int run_infer(int argc, char** argv) {
   std::optional<ProgressLine> progress;
   if (environment.rank == 0) progress.emplace([&sink](const std::string& text) { sink(Severity::kNotice, text); });
   const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
-  const ParallelGroups groups(arguments, group);
-  const c10::Device device = device_of(group);
-  seed_generators(arguments, group->rank(), device);
-  const Start from = find_start(arguments, group, sink);
-  const BuiltModel built = build_model(arguments, from.initialises);
-  freeze_model(arguments, built, sink);
-  shard_model(arguments, sharding, built, groups, from.initialises, sink);
-  load_weights(arguments, from, built, group, device, sink);
-  check_weights(*built.model, arguments, from, group);
-  infer(*built.model, arguments, flags, groups, device, sink);
+  const Session session = open_session(arguments, sharding, group, sink);
+  load_step(arguments, session);
+  check_weights(session.model(), arguments, session.from, group);
+  infer(session.model(), arguments, flags, session.groups, session.device, sink);
   group->barrier();
-  tell_findings(device, sink);
+  log_findings(session.device, sink);
   return 0;
 }
 

@@ -58,7 +58,7 @@ void print_over_status(const std::string& line) { print_line((standard_output().
 
 StatusLine::StatusLine(std::chrono::milliseconds interval) : clock_(interval) {}
 
-void StatusLine::show(const StepReport& report) {
+void StatusLine::step_complete(const StepReport& report, const Requests&) {
   constexpr double kOfLast = 0.1;  // weight of the latest step
   step_seconds_ = step_seconds_ ? (1 - kOfLast) * *step_seconds_ + kOfLast * report.seconds : report.seconds;
   const Terminal terminal = standard_output();

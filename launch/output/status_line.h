@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "framework/training/metrics.h"
+#include "framework/training/listener.h"
 #include "framework/training/progress_clock.h"
 #include "launch/output/terminal.h"
 
@@ -18,15 +18,15 @@ std::string status_text(const StepReport& report, double step_seconds, const Ter
 void print_over_status(const std::string& line);
 
 /// Bottom line of a terminal about the last step, rewritten a few times a second. For rank 0.
-class StatusLine {
+class StatusLine : public Listener {
  public:
   explicit StatusLine(std::chrono::milliseconds interval = std::chrono::milliseconds(200));
-  ~StatusLine() { clear(); }
+  ~StatusLine() override { clear(); }
   StatusLine(const StatusLine&) = delete;
   StatusLine& operator=(const StatusLine&) = delete;
 
-  /// Call it after a step. Does nothing if standard output is not a terminal.
-  void show(const StepReport& report);
+  /// Does nothing if standard output is not a terminal.
+  void step_complete(const StepReport& report, const Requests& merged) override;
   void clear();
 
  private:

@@ -117,11 +117,11 @@ void print_batches(const Arguments& arguments) {
              std::to_string(samples * length) + " tokens");
 }
 
-void print_data(const Arguments& arguments, int64_t iteration) {
+void print_data(const Arguments& arguments, const Progress& progress) {
   const int64_t end = end_of_document_id(arguments);
   DataOptions data =
       data_options(arguments, /*vocab_size=*/std::max<int64_t>(end, 0) + 1, end);  // token values are not used
-  ask_for_samples(arguments, arguments.train_iters.value_or(0), iteration, data);
+  ask_for_samples(arguments, arguments.train_iters.value_or(0), progress, data);
   const DataSplits splits = build_datasets(data);
   const auto print = [&](const char* split, const auto& dataset, const std::optional<int64_t>& samples) {
     print_line(data_line(split, dataset.get(), *samples, data.seq_length));
@@ -182,7 +182,8 @@ int run_dry_run(CommandLine line, const std::function<CommandLine()>& parse) {
   print_keys("key of the FSDP2 file", sharding_keys);
   print_batches(arguments);
   const Start from = find_start(arguments, nullptr, sink);
-  print_data(arguments, from.source == WeightSource::kCheckpoint && !arguments.finetune ? from.step.iteration : 0);
+  const bool goes_on = from.source == WeightSource::kCheckpoint && !arguments.finetune;
+  print_data(arguments, {.step = goes_on ? from.step.iteration : 0});
   print_line(weights_line(from, arguments));
   if (!line.own.contains(kMachine)) print_line(default_device_line(kMachine));
   print_forecast(parse(), machine, ranks.world_size, arguments.train_iters.value_or(0));

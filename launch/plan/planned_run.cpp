@@ -11,7 +11,7 @@
 #include "launch/plan/memory_curve.h"
 #include "launch/plan/quiet_callbacks.h"
 #include "launch/train/run_arguments.h"
-#include "launch/train/run_setup.h"
+#include "launch/train/session.h"
 #include "models/decoder_arguments.h"
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/collectives/routed_process_group.h"
@@ -70,6 +70,7 @@ void leave_out_what_has_no_shape(Arguments& arguments, int world_size) {
   arguments.test_data_path.clear();
   arguments.mock_data = true;
   arguments.objective = kNextToken;  // mock data have no other columns
+  arguments.callback.clear();
   for (auto* path :
        {&arguments.load, &arguments.save, &arguments.save_hf, &arguments.pretrained_checkpoint, &arguments.metrics_file,
         &arguments.fsdp_schedule_trace, &arguments.prometheus_file, &arguments.tensorboard_dir})
@@ -220,40 +221,39 @@ PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
   take_network_from_hf_model(arguments, ignore);
   const DevicePlan plan = begin_device_plan(device, keeps_spans);
   const ProcessGroupPtr group = group_of_rank_0(world_size);
-  const ParallelGroups groups(arguments, group);
-  const c10::Device where = device_of(group);
-  const BuiltModel built = build_model(arguments, /*initialises=*/false);
-  freeze_model(arguments, built, ignore);
   PlannedRun run{.world_size = world_size};
-  for (const auto& parameter : distinct_parameters(*built.model)) run.parameters += parameter.numel();
-  const auto computed_in = shard_model(arguments, sharding, built, groups, /*initialises=*/false, sink);
+  const auto count_parameters = [&run](const MultiModalModule& model) {
+    for (const auto& parameter : distinct_parameters(model)) run.parameters += parameter.numel();
+  };
+  const Session session = build_session(arguments, sharding, ParallelGroups(arguments, group),
+                                        {WeightSource::kInitialisation}, sink, {.model_built = count_parameters});
+  MultiModalModule& model = session.model();
   const DataOptions data{.mock_data = true,
                          .seq_length = *arguments.seq_length,
                          .seed = arguments.seed,
-                         .vocab_size = built.model->vocab_size(),
-                         .eod_id = built.model->vocab_size() - 1};
+                         .vocab_size = model.vocab_size(),
+                         .eod_id = model.vocab_size() - 1};
   int64_t step = 1;
   PeakWatch* watch = nullptr;
   std::optional<MemoryCurve> curve;
-  Trainer trainer(arguments, *built.model, groups, where, data, quiet_callbacks([&] {
+  Trainer trainer(arguments, model, session.groups, session.device, data, quiet_callbacks([&] {
                     run.step = curve ? curve->take_totals(run.memory) : plan.take_totals();
                     watch->step_ended();
                     ++step;
                   }));
-  PeakWatch watches(*built.model, trainer.optimizer(), step, plan, device.program_memory);
+  PeakWatch watches(model, trainer.optimizer(), step, plan, device.program_memory);
   watch = &watches;
   plan.take_totals();
   if (keeps_spans) curve.emplace(plan, [&] { return watches.in_use(); });
   trainer.train();
   curve.reset();
   run.host_bytes = host_bytes(trainer.optimizer());
-  run.units = unit_summaries(*built.model);
+  run.units = unit_summaries(model);
   run.peak = watches.peak();
   run.tokens = *arguments.global_batch_size * *arguments.seq_length;
-  run.flops = built.model->training_flops(*arguments.global_batch_size, *arguments.seq_length);
-  run.peak_flops = peak_flops(device, computed_in);
-  for (const auto& parameter : distinct_parameters(*built.model))
-    run.checkpoint_bytes += whole_bytes(sharded_view(parameter));
+  run.flops = model.training_flops(*arguments.global_batch_size, *arguments.seq_length);
+  run.peak_flops = peak_flops(device, session.computed_in);
+  for (const auto& parameter : distinct_parameters(model)) run.checkpoint_bytes += whole_bytes(sharded_view(parameter));
   for (const auto& [name, piece] : trainer.optimizer().sharded_state_dict()) run.checkpoint_bytes += whole_bytes(piece);
   return run;
 }

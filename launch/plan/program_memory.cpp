@@ -10,7 +10,7 @@
 
 #include "launch/plan/quiet_callbacks.h"
 #include "launch/train/run_arguments.h"
-#include "launch/train/run_setup.h"
+#include "launch/train/session.h"
 
 namespace megashard {
 namespace {
@@ -38,12 +38,11 @@ int64_t program_memory(const ProcessGroupPtr& group) {
   const DiagnosticSink quiet = [](Severity, const std::string&) {};
   const ShardingPlan sharding = validate_for_machine(
       line, {.rank = group->rank(), .world_size = group->size(), .local_world_size = group->size()}, quiet);
-  const ParallelGroups groups(arguments, group);
-  const BuiltModel built = build_model(arguments, /*initialises=*/true);
-  shard_model(arguments, sharding, built, groups, /*initialises=*/true, quiet);
-  const auto vocab_size = built.model->vocab_size();
+  const Session session = build_session(arguments, sharding, ParallelGroups(arguments, group),
+                                        {.source = WeightSource::kInitialisation, .initialises = true}, quiet);
+  const auto vocab_size = session.model().vocab_size();
   int64_t most = 0;
-  Trainer trainer(arguments, *built.model, groups, device_of(group),
+  Trainer trainer(arguments, session.model(), session.groups, session.device,
                   data_options(arguments, vocab_size, vocab_size - 1),
                   quiet_callbacks([&] { most = std::max(most, resident_now()); }));
   trainer.train();

@@ -2,20 +2,29 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "framework/training/trainer.h"
 
 namespace megashard {
 
+struct AfterStep : Listener {
+  explicit AfterStep(std::function<void()> act) : act_(std::move(act)) {}
+  void weights_updated(int64_t) override { act_(); }
+
+ private:
+  std::function<void()> act_;
+};
+
 /// Callbacks of a training without output.
 inline TrainerCallbacks quiet_callbacks(std::function<void()> after_step) {
-  const auto no_line = [](const std::string&) {};
   TrainerCallbacks callbacks;
-  callbacks.print_on_first_rank = callbacks.print_on_last_rank = no_line;
+  callbacks.print_on_first_rank = [](const std::string&) {};
   callbacks.stop_request = [] { return StopRequest::kNone; };
   callbacks.peak_memory_bytes = callbacks.live_memory_bytes = [] { return int64_t{0}; };
-  callbacks.after_step = std::move(after_step);
+  callbacks.listeners = {std::make_shared<AfterStep>(std::move(after_step))};
   callbacks.program_start = std::chrono::steady_clock::now();
   return callbacks;
 }

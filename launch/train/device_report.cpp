@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/device/cuda_module.h"
@@ -20,9 +21,23 @@ std::string in_words(const std::vector<HostSync>& syncs) {
   return std::to_string(all) + each;
 }
 
+class HostSyncLog : public Listener {
+ public:
+  HostSyncLog(const CudaModule& module, DiagnosticSink sink) : module_(module), sink_(std::move(sink)) {}
+  void weights_updated(int64_t) override {
+    sink_(Severity::kNotice,
+          c10::str("host syncs of step ", ++steps_, " of this run: ", in_words(module_.take_host_syncs())));
+  }
+
+ private:
+  CudaModule module_;
+  DiagnosticSink sink_;
+  int64_t steps_ = 0;
+};
+
 }  // namespace
 
-std::function<void()> host_sync_log(c10::Device device, const DiagnosticSink& sink) {
+std::shared_ptr<Listener> host_sync_log(c10::Device device, const DiagnosticSink& sink) {
   const CudaModule module = device.is_cpu() ? CudaModule{} : load_cuda_module();
   if (module.log_host_syncs == nullptr) {
     sink(Severity::kWarning, device.is_cpu() ? "--log-host-syncs has no effect on a CPU, for which no host waits"
@@ -31,13 +46,10 @@ std::function<void()> host_sync_log(c10::Device device, const DiagnosticSink& si
     return {};
   }
   module.log_host_syncs(true);
-  return [module, sink, step = 0]() mutable {
-    sink(Severity::kNotice,
-         c10::str("host syncs of step ", ++step, " of this run: ", in_words(module.take_host_syncs())));
-  };
+  return std::make_shared<HostSyncLog>(module, sink);
 }
 
-void tell_findings(c10::Device device, const DiagnosticSink& sink) {
+void log_findings(c10::Device device, const DiagnosticSink& sink) {
   const CudaModule module = device.is_cpu() ? CudaModule{} : load_cuda_module();
   if (module.take_findings == nullptr) return;
   const auto findings = module.take_findings();

@@ -2,18 +2,19 @@
 
 #include <c10/core/Device.h>
 
-#include <functional>
+#include <memory>
 
 #include "framework/diagnostics.h"
+#include "framework/training/listener.h"
 
 namespace megashard {
 
-/// Returns a function to call after each step, which prints the operations that blocked the host for the device
-/// (--log-host-syncs). If the device cannot report them: warns now and returns a no-op.
-std::function<void()> host_sync_log(c10::Device device, const DiagnosticSink& sink);
+/// Reports after each step which operations blocked the host for the device (--log-host-syncs). If the device cannot
+/// report them: warns now and returns null.
+std::shared_ptr<Listener> host_sync_log(c10::Device device, const DiagnosticSink& sink);
 
 /// Prints what the device checked during this program, and throws its findings as one error. Call it at the end of a
 /// run. Only the simulated device checks anything; see docs/simulated_device.md.
-void tell_findings(c10::Device device, const DiagnosticSink& sink);
+void log_findings(c10::Device device, const DiagnosticSink& sink);
 
 }  // namespace megashard

@@ -7,7 +7,7 @@
 
 #include "framework/diagnostics.h"
 #include "framework/modules/model_plugin.h"
-#include "launch/train/shared_library.h"
+#include "launch/arguments/shared_library.h"
 
 namespace megashard {
 namespace {
@@ -24,8 +24,8 @@ void check_versions(const std::string& flag, const ModelPlugin* plugin) {
     throw UsageError(flag + " was built against LibTorch " + plugin->libtorch + ", this program runs on " +
                      own.libtorch + remedy);
   }
-  const bool same = plugin->arguments_bytes == own.arguments_bytes && plugin->batch_bytes == own.batch_bytes &&
-                    plugin->model_bytes == own.model_bytes && plugin->mixin_bytes == own.mixin_bytes;
+  const bool same = plugin->batch_bytes == own.batch_bytes && plugin->model_bytes == own.model_bytes &&
+                    plugin->mixin_bytes == own.mixin_bytes;
   if (!same) throw UsageError(flag + " was built against another megashard" + remedy);
   if (plugin->add_models == nullptr) throw UsageError(flag + " registers no model: its ModelPlugin has no add_models.");
 }

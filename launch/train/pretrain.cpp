@@ -26,8 +26,8 @@
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_arguments.h"
-#include "launch/train/run_setup.h"
 #include "launch/train/run_signals.h"
+#include "launch/train/session.h"
 #include "models/decoder_arguments.h"
 #include "models/hugging_face/save_hf_model.h"
 #include "parallel/device/buffer_pool.h"
@@ -59,37 +59,46 @@ int64_t live_memory_bytes(c10::Device device) {
   return cpu_buffer_pool_bytes();
 }
 
-/// Traces the first steps for --fsdp-schedule-trace; called after each step.
-std::function<void()> schedule_tracer(const std::string& folder, torch::nn::Module& model, int rank) {
-  constexpr int kTracedSteps = 3;
-  const auto path = std::filesystem::path(folder) / c10::str("rank_", rank, ".json");
-  auto trace = std::make_shared<ScheduleTrace>(model);
-  return [trace, path, rank, steps = 0]() mutable {
-    if (trace == nullptr) return;
-    std::filesystem::create_directories(path.parent_path());
-    trace->write_chrome_trace(path, rank);
-    if (++steps == kTracedSteps) trace.reset();
-  };
-}
+/// Traces the first steps for --fsdp-schedule-trace.
+class ScheduleTracer : public Listener {
+ public:
+  ScheduleTracer(const std::string& folder, torch::nn::Module& model, int rank)
+      : path_(std::filesystem::path(folder) / c10::str("rank_", rank, ".json")),
+        rank_(rank),
+        trace_(std::make_unique<ScheduleTrace>(model)) {}
+  void weights_updated(int64_t) override {
+    constexpr int kTracedSteps = 3;
+    if (trace_ == nullptr) return;
+    std::filesystem::create_directories(path_.parent_path());
+    trace_->write_chrome_trace(path_, rank_);
+    if (++steps_ == kTracedSteps) trace_.reset();
+  }
+
+ private:
+  std::filesystem::path path_;
+  int rank_, steps_ = 0;
+  std::unique_ptr<ScheduleTrace> trace_;
+};
+
+/// From the first step on, Ctrl-C ends training after a step.
+struct Interrupts : Listener {
+  void training_starts(const TrainingRun&) override { finish_step_at_interrupt(); }
+};
 
 TrainerCallbacks trainer_callbacks(const Arguments& arguments, const ProcessGroupPtr& group, c10::Device device,
                                    at::ScalarType computed_in, std::chrono::steady_clock::time_point start) {
-  const int rank = group->rank(), last = group->size() - 1;
+  const int rank = group->rank();
   TrainerCallbacks callbacks;
   callbacks.print_on_first_rank = [rank](const std::string& line) {
     if (rank == 0) print_over_status(line);
   };
-  callbacks.print_on_last_rank = [rank, last](const std::string& line) {
-    if (rank == last) print_over_status(line);
-  };
   callbacks.stop_request = stop_request;
-  callbacks.before_first_step = finish_step_at_interrupt;
   callbacks.peak_memory_bytes = [device] { return peak_memory_bytes(device); };
   callbacks.live_memory_bytes = [device] { return live_memory_bytes(device); };
   callbacks.program_start = start;
   const bool has_terminal = rank == 0 && standard_output().is_there;
-  if (has_terminal)
-    callbacks.show_step = [status = std::make_shared<StatusLine>()](const StepReport& step) { status->show(step); };
+  callbacks.listeners.push_back(std::make_shared<Interrupts>());
+  if (has_terminal) callbacks.listeners.push_back(std::make_shared<StatusLine>());
   callbacks.peak_tflops = arguments.peak_tflops;
   const bool needs_peak = arguments.metrics_file || arguments.prometheus_file || (has_terminal && !device.is_cpu());
   if (!callbacks.peak_tflops && needs_peak && rank == 0) {
@@ -100,18 +109,26 @@ TrainerCallbacks trainer_callbacks(const Arguments& arguments, const ProcessGrou
   return callbacks;
 }
 
-/// For --fsdp2-plan auto; null otherwise.
-std::shared_ptr<UnitPlanner> unit_planner(const Arguments& arguments, torch::nn::Module& model,
-                                          const ParallelGroups& groups, c10::Device device,
-                                          const TrainerCallbacks& callbacks) {
-  if (arguments.fsdp2_plan != "auto") return nullptr;
+UnitPlannerOptions unit_planner_options(const Arguments& arguments, const TrainerCallbacks& callbacks) {
   UnitPlannerOptions options;
   options.memory_budget = [mib = arguments.fsdp2_plan_memory_mib, peak = callbacks.peak_memory_bytes] {
     return mib ? *mib << 20 : peak() / 10;
   };
   if (arguments.save) options.file = *arguments.save + "/fsdp2_plan.yaml";
   options.print = callbacks.print_on_first_rank;
-  return std::make_shared<UnitPlanner>(model, groups.world, device, std::move(options));
+  return options;
+}
+
+void add_listeners(const Arguments& arguments, torch::nn::Module& model, const ProcessGroupPtr& world,
+                   c10::Device device, TrainerCallbacks& callbacks) {
+  auto& listeners = callbacks.listeners;
+  if (arguments.fsdp_schedule_trace)
+    listeners.push_back(std::make_shared<ScheduleTracer>(*arguments.fsdp_schedule_trace, model, world->rank()));
+  if (arguments.fsdp2_plan == "auto")
+    listeners.push_back(
+        std::make_shared<UnitPlanner>(model, world, device, unit_planner_options(arguments, callbacks)));
+  if (!arguments.log_host_syncs) return;
+  if (auto log = host_sync_log(device, callbacks.sink)) listeners.push_back(std::move(log));
 }
 
 /// Prints counts for a model before sharding.
@@ -179,33 +196,24 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   std::optional<ProgressLine> progress;
   if (environment.rank == 0) progress.emplace([&sink](const std::string& text) { sink(Severity::kNotice, text); });
   const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
-  const ParallelGroups groups(arguments, group);
-  const c10::Device device = device_of(group);
-  seed_generators(arguments, group->rank(), device);
-  at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
-  if (arguments.save_hf) prepare_hf_model(arguments, group);
-  const Start from = find_start(arguments, group, sink);
-  const BuiltModel built = build_model(arguments, from.initialises);
-  freeze_model(arguments, built, sink);
-  if (environment.rank == 0) print_parameter_counts(*built.model);
-  const at::ScalarType computed_in = shard_model(arguments, sharding, built, groups, from.initialises, sink);
-  if (from.source == WeightSource::kHuggingFace || arguments.lora_r) load_first_weights(arguments, built, group, sink);
-
-  TrainerCallbacks callbacks = trainer_callbacks(arguments, group, device, computed_in, start);
-  callbacks.sink = sink;
-  callbacks.after_step = [traces = arguments.fsdp_schedule_trace
-                                       ? schedule_tracer(*arguments.fsdp_schedule_trace, *built.model, group->rank())
-                                       : nullptr,
-                          plans = unit_planner(arguments, *built.model, groups, device, callbacks),
-                          logs = arguments.log_host_syncs ? host_sync_log(device, sink) : nullptr] {
-    if (traces) traces();
-    if (plans) plans->after_step();
-    if (logs) logs();
+  const auto generators_seeded = [&] {
+    at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
+    if (arguments.save_hf) prepare_hf_model(arguments, group);
   };
-  Trainer trainer(arguments, *built.model, groups, device,
-                  data_options(arguments, built.model->vocab_size(), end_of_document_id(arguments), sink),
+  const auto model_built = [&](const MultiModalModule& model) {
+    if (environment.rank == 0) print_parameter_counts(model);
+  };
+  const Session session = open_session(arguments, sharding, group, sink, {generators_seeded, model_built});
+  MultiModalModule& model = session.model();
+  const c10::Device device = session.device;
+
+  TrainerCallbacks callbacks = trainer_callbacks(arguments, group, device, session.computed_in, start);
+  callbacks.sink = sink;
+  add_listeners(arguments, model, group, device, callbacks);
+  Trainer trainer(arguments, model, session.groups, device,
+                  data_options(arguments, model.vocab_size(), end_of_document_id(arguments), sink),
                   std::move(callbacks));
-  if (from.source == WeightSource::kCheckpoint) trainer.load(from.step);
+  if (session.from.source == WeightSource::kCheckpoint) trainer.load(session.from.step);
   TrainingEnd end = TrainingEnd::kDone;
   if (arguments.ckpt_convert_format) {
     end_at_interrupt("megashard: interrupted while the checkpoint was converted; it is not whole\n");
@@ -225,11 +233,11 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   if (arguments.save_hf) {
     sink(Severity::kNotice, "saving the weights as Hugging Face files to " + *arguments.save_hf + " in " +
                                 torch_dtype_name(hf_model_dtype(arguments)));
-    save_hf_model(*built.model, arguments, group);
+    save_hf_model(model, arguments, group);
     sink(Severity::kNotice, "  successfully saved Hugging Face files to " + *arguments.save_hf);
   }
   group->barrier();
-  tell_findings(device, sink);
+  log_findings(device, sink);
   trainer.check_last_save();
   return 0;
 }

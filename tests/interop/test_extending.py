@@ -83,6 +83,11 @@ def test_a_recipe_changes_one_file_of_the_product(recipe, own):
     assert len([edit for edit in edits if edit["where"] is None]) == own
 
 
+def test_a_callback_touches_no_file():
+    section = PAGE.split("\n## A callback\n")[1].split("\n## ")[0]
+    assert [edit["where"] for edit in map(re.Match.groupdict, EDIT.finditer(section))] == [None]
+
+
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
     """The build folder of the program with all recipes in it."""
@@ -124,6 +129,24 @@ def test_the_recipes_work_together(libraries, folder):
     alone, _ = pretrain()
     # Where the momentum of an element is about 0, its sign may be another one.
     assert losses(alone) == pytest.approx(losses(steps), rel=1e-2)
+
+
+def test_the_callback_ends_the_training(libraries, folder):
+    """A library that was compiled against the headers of the tree without the recipes: with a flag less."""
+    (folder / "plateau.cpp").write_text(next(edit["code"] for edit in EDITS if edit["file"] == "plateau.cpp"))
+    flags = megashard.run("pkg-config", "--cflags", "megashard", env=environment(
+        PKG_CONFIG_PATH=str(BUILD / "meson-uninstalled"))).stdout.split()
+    megashard.run("g++", "-shared", "-fPIC", "-O0", "plateau.cpp", "-o", "plateau.so", *flags,
+                  f"-I{ROOT / 'framework'}", cwd=folder, timeout=300)
+    steps, out = megashard.pretrain(
+        folder, "--callback-plugin", folder / "plateau.so", "--callback", "plateau", "--plateau-steps", 3, "--save",
+        folder / "saved", ranks=2, env=libraries, defaults=megashard.network() +
+        "--mock-data --micro-batch-size 2 --global-batch-size 4 --train-iters 30 --lr 0 --min-lr 0 --save-interval 100 "
+        + megashard.RUN)
+    seen = losses(steps)
+    over = next(step for step in range(1, 30) if step - 1 - seen.index(min(seen[:step])) == 3)
+    assert len(seen) == over + 1 < 30  # a request counts from the next step on
+    assert f"successfully saved checkpoint from iteration {over + 1:7d}" in out
 
 
 def test_the_loss_is_simpos(libraries, folder):

@@ -171,6 +171,14 @@ def test_a_plugins_names_are_what_torch_dist_stores(tmp_path, installed, plugins
     assert resumed == straight[6:]
 
 
+def test_a_plugin_depends_on_no_flag(tmp_path, installed, plugins):
+    """Its headers have no struct that a new flag changes, and it reads flags by name."""
+    listed = run("g++", "-M", "my_model.cpp", *flags_of(installed[1], plugins["pkg-config"].parent),
+                 cwd=plugins["pkg-config"].parent)
+    assert "/megashard/framework/arguments/argument_view.h" in listed
+    assert re.findall(r"framework/arguments/\w*arguments\.h", listed) == []
+
+
 def test_what_is_no_plugin_says_so(tmp_path, installed, plugins):
     program = installed[0] / "bin" / "megashard"
 
@@ -187,14 +195,14 @@ def test_what_is_no_plugin_says_so(tmp_path, installed, plugins):
     # As megashard::ModelPlugin lies in memory, with other versions.
     def other(name, version, libtorch, size):
         (tmp_path / f"{name}.c").write_text(
-            "#include <stddef.h>\nstruct { unsigned version; const char* libtorch; size_t sizes[4]; void* add; } "
+            "#include <stddef.h>\nstruct { unsigned version; const char* libtorch; size_t sizes[3]; void* add; } "
             "plugin = "
             f"{{{version}, {libtorch}, {{{size}}}, 0}};\nvoid* megashard_model_plugin(void) {{ return &plugin; }}")
         run("gcc", "-shared", "-fPIC", f"{name}.c", "-o", f"{name}.so", cwd=tmp_path)
         return refused(tmp_path / f"{name}.so")
 
-    assert "its interface is 7, this program's 1; build it again" in other("interface", 7, '"2.11.0"', 1)
-    assert "was built against LibTorch 1.0, this program runs on 2." in other("torch", 1, '"1.0"', 1)
+    assert "its interface is 7, this program's 2; build it again" in other("interface", 7, '"2.11.0"', 1)
+    assert "was built against LibTorch 1.0, this program runs on 2." in other("torch", 2, '"1.0"', 1)
     (tmp_path / "throws.cpp").write_text(
         "#include <stdexcept>\nextern \"C\" void* megashard_model_plugin() { throw std::runtime_error(\"out of "
         "luck\"); }")

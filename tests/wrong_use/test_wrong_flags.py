@@ -167,6 +167,10 @@ FLAGS = {
     "fresh weights of no model": ("--from-scratch", "--from-scratch needs --hf-model"),
     "a plugin without a model": ("--model-plugin {folder}/x.so",
                                  "needs --model, the name under which it registers the model"),
+    "a callback that nobody registers": ("--callback plateau",
+                                         "--callback plateau: there is no such callback; give the library that "
+                                         "registers it by --callback-plugin FILE"),
+    "a library of callbacks that is not there": ("--callback_plugin={folder}/x.so", "x.so is no file; give the path"),
     "recomputing by no method": ("--recompute-granularity full --recompute-num-layers 1",
                                  "needs --recompute-method uniform or block"),
     "recomputing more layers than there are":

@@ -110,6 +110,12 @@ def test_a_plugin_that_cannot_be_loaded(tmp_path, name):
     assert done.returncode == USAGE
 
 
+def test_a_library_without_callbacks():
+    done = run(*TRAIN, "--callback-plugin", LIBRARY)
+    assert "registers no callback: it has no RegisterCallback" in only_line(done)
+    assert done.returncode == USAGE
+
+
 def start(*words, **variables):
     return subprocess.Popen([PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
                             env=environment(**variables))

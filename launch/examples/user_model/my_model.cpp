@@ -28,12 +28,12 @@ using Head = megashard::Hooked<torch::nn::LinearImpl>;
 
 class MyModel : public megashard::MultiModalModule, public megashard::FSDP2Mixin, public megashard::WeightInitMixin {
  public:
-  explicit MyModel(const megashard::Arguments& arguments)
-      : vocab_size_(arguments.padded_vocab_size.value_or(256)) {  // --vocab-size and end of document
-    const int64_t width = arguments.hidden_size.value_or(64);
+  explicit MyModel(const megashard::ArgumentView& arguments)
+      : vocab_size_(arguments.get<int64_t>("padded_vocab_size").value_or(256)) {  // --vocab-size and end of document
+    const int64_t width = arguments.get<int64_t>("hidden_size").value_or(64);
     embed_ = register_module("embed", torch::nn::Embedding(vocab_size_, width));
     blocks_ = register_module("blocks", torch::nn::ModuleList());
-    for (int64_t i = 0; i < arguments.num_layers.value_or(2); ++i)
+    for (int64_t i = 0; i < arguments.get<int64_t>("num_layers").value_or(2); ++i)
       blocks_->push_back(std::make_shared<MixBlock>(width));
     head_ = register_module("head", std::make_shared<Head>(width, vocab_size_));
   }
@@ -84,7 +84,8 @@ class MyModel : public megashard::MultiModalModule, public megashard::FSDP2Mixin
 
 extern "C" const megashard::ModelPlugin* megashard_model_plugin() {
   static const megashard::ModelPlugin plugin{.add_models = [](megashard::ModelRegistry& models) {
-    models.add("my_model", [](const megashard::Arguments& arguments) { return std::make_shared<MyModel>(arguments); });
+    models.add("my_model",
+               [](const megashard::ArgumentView& arguments) { return std::make_shared<MyModel>(arguments); });
   }};
   return &plugin;
 }

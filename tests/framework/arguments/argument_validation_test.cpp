@@ -8,8 +8,8 @@
 #include <functional>
 #include <sstream>
 
+#include "framework/arguments/activation_plan.h"
 #include "framework/arguments/argument_table.h"
-#include "framework/recompute/activation_plan.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/diagnostics.h"
 
@@ -328,9 +328,7 @@ TEST(ValidateArguments, RulesForLimitationsOfOthersAreDropped) {
 }
 
 TEST(ValidateArguments, ADynamicLossScaleGoesOnWhereThereIsNoNumber) {
-  const auto checks = [](const std::string& line) {
-    return validated(line).arguments.check_for_nan_in_loss_and_grad;
-  };
+  const auto checks = [](const std::string& line) { return validated(line).arguments.check_for_nan_in_loss_and_grad; };
   EXPECT_FALSE(checks("--fp16"));
   EXPECT_FALSE(checks("--fp16 --loss-scale 0"));
   EXPECT_TRUE(checks("--fp16 --loss-scale 128"));

@@ -58,7 +58,6 @@ std::string end_of_training(std::optional<int64_t> check, int parts_at) {
     const auto print = [](const std::string&) {};
     Trainer trainer(of_rank, model, world, world->device(), data,
                     {.print_on_first_rank = print,
-                     .print_on_last_rank = print,
                      .stop_request = [] { return StopRequest::kNone; },
                      .peak_memory_bytes = [] { return int64_t{1}; },
                      .program_start = std::chrono::steady_clock::now(),

@@ -75,8 +75,8 @@ Trained train(Arguments arguments, int ranks, const Rows::Factors& factors) {
   run_ranks(ranks, [&](const ProcessGroupPtr& world) {
     Rows model(factors);
     TrainerCallbacks callbacks = quiet_callbacks();
-    callbacks.print_on_last_rank = [&](const std::string& line) {
-      if (world->rank() == ranks - 1 && line.find("iteration") != line.npos) trained.lines.push_back(line);
+    callbacks.print_on_first_rank = [&](const std::string& line) {
+      if (world->rank() == 0 && line.find("iteration") != line.npos) trained.lines.push_back(line);
     };
     training.on_rank(world, model, callbacks);
     const at::Tensor rows = sharded_view(model.weight).local.detach().cpu();

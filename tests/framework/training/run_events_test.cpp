@@ -28,8 +28,9 @@ class RunEventsTest : public ::testing::Test {
 TEST_F(RunEventsTest, HasALineForEachEvent) {
   Arguments arguments;
   arguments.seed = 7;
-  RunEvents events(metrics_, 0);
-  events.start(arguments, 0);
+  RunEvents events;
+  events.open(metrics_, 0);
+  events.start(arguments, {});
   events.memory({.iteration = 1, .bytes = 1024, .parts = {{"gradients", 512}}});
   events.profile("trace.json", 12);
   events.end("done", 20);
@@ -44,16 +45,25 @@ TEST_F(RunEventsTest, HasALineForEachEvent) {
 }
 
 TEST_F(RunEventsTest, ARunThatGoesOnAddsToThemAndAFreshOneDoesNot) {
-  RunEvents(metrics_, 0).start(Arguments(), 0);
-  RunEvents(metrics_, 10).start(Arguments(), 10);
+  const auto start = [this](int64_t step) {
+    RunEvents events;
+    events.open(metrics_, step);
+    events.start(Arguments(), {.step = step, .samples = 2 * step});
+  };
+  start(0);
+  start(10);
   EXPECT_EQ(lines().size(), 2u);
-  RunEvents(metrics_, 0).start(Arguments(), 0);
+  EXPECT_EQ(lines()[1]["arguments"], nlohmann::json({{"consumed_train_samples", "20"}}));
+  start(0);
   EXPECT_EQ(lines().size(), 1u);
 }
 
 TEST_F(RunEventsTest, AreNotWrittenBesideADevice) {
-  EXPECT_TRUE(RunEvents(metrics_, 0).is_open());
-  EXPECT_FALSE(RunEvents("/dev/null", 0).is_open());
+  RunEvents beside_file, beside_device;
+  beside_file.open(metrics_, 0);
+  beside_device.open("/dev/null", 0);
+  EXPECT_TRUE(beside_file.is_open());
+  EXPECT_FALSE(beside_device.is_open());
   EXPECT_FALSE(std::filesystem::exists("/dev/null.events"));
 }
 

@@ -13,10 +13,9 @@
 
 namespace megashard::testing {
 
-/// Nobody hears of the training, and nothing stops it.
+/// A training without output, which nothing stops.
 inline TrainerCallbacks quiet_callbacks() {
   return {.print_on_first_rank = [](const std::string&) {},
-          .print_on_last_rank = [](const std::string&) {},
           .stop_request = [] { return StopRequest::kNone; },
           .peak_memory_bytes = [] { return int64_t{1}; },
           .program_start = std::chrono::steady_clock::now(),
@@ -42,8 +41,7 @@ struct SmallTraining {
       const std::function<void(Trainer& trainer)>& use = [](Trainer& trainer) { trainer.train(); }) const {
     if (arguments.use_torch_fsdp2)
       fully_shard(model, {.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{world->size()})});
-    Arguments mine = arguments;
-    Trainer trainer(mine, model, world, world->device(), data, std::move(callbacks));
+    Trainer trainer(arguments, model, world, world->device(), data, std::move(callbacks));
     use(trainer);
   }
 

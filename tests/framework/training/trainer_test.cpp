@@ -48,7 +48,7 @@ std::string train(
   SmallTraining training(std::move(arguments), 1);
   training.data.eod_id = 7;
   TrainerCallbacks callbacks = quiet_callbacks();
-  callbacks.print_on_first_rank = callbacks.print_on_last_rank = print;
+  callbacks.print_on_first_rank = print;
   callbacks.sink = [&print](Severity, const std::string& warning) { print(warning); };
   callbacks.stop_request = std::move(stop);
   callbacks.program_start -= running_for;

@@ -44,7 +44,7 @@ TEST(TrainingCheckpoint, WhatASaveBesideTheTrainingNoticesIsSaidByTheTrainingThr
   testing::run_ranks(1, [&](const ProcessGroupPtr& group) {
     OneWeight model;
     TrainingState state{arguments, model, nullptr, nullptr};
-    state.iteration = 2;
+    state.progress.step = 2;
     std::vector<std::string> lines;
     std::vector<std::thread::id> threads;
     const auto note = [&](const std::string& line) {
@@ -86,7 +86,7 @@ TEST(TrainingCheckpoint, TorchDistHoldsTheShardedStateDict) {
     Hooked<LayersImpl> model;
     fully_shard(model, {.mesh = testing::flat_mesh(group)});
     TrainingState state{arguments, model, nullptr, nullptr};
-    state.iteration = 1;
+    state.progress.step = 1;
     save_training_checkpoint(state, group, [](const std::string&) {});
     std::map<std::string, DcpTensor> stored;
     for (auto& entry : read_dcp_metadata(folder.file("iter_0000001")).entries)
@@ -164,9 +164,9 @@ TEST(TrainingCheckpoint, AModelsOwnNamesAreStoredInTorchDistAndLoaded) {
       model.fill(1);
       fully_shard(model, {.mesh = testing::flat_mesh(group)});
       TrainingState state{mine, model, nullptr, &schedule};
-      state.iteration = is_dist ? 2 : 1;
+      state.progress.step = is_dist ? 2 : 1;
       save_training_checkpoint(state, group, [](const std::string&) {});
-      const auto step = step_at(folder.path(), state.iteration);
+      const auto step = step_at(folder.path(), state.progress.step);
       std::set<std::string> keys;
       for (const auto& entry : read_dcp_metadata(step.folder).entries)
         if (entry.tensor() != nullptr) keys.insert(entry.key);
@@ -206,7 +206,7 @@ TEST(TrainingCheckpoint, ASharedWeightIsStoredOnceUnderAllItsNames) {
     Hooked<TwoEndsImpl> model(tied, head_rows);
     fully_shard(model, {.mesh = testing::flat_mesh(group)});
     TrainingState state{arguments, model, nullptr, &schedule};
-    state.iteration = iteration;
+    state.progress.step = iteration;
     save_training_checkpoint(state, group, [](const std::string&) {});
   };
   const auto load_tied = [&](const ProcessGroupPtr& group, int64_t iteration) {

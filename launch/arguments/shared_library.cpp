@@ -1,4 +1,4 @@
-#include "launch/train/shared_library.h"
+#include "launch/arguments/shared_library.h"
 
 #include <elf.h>
 #include <link.h>

@@ -5,9 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "framework/arguments/arguments.h"
-
 namespace megashard {
+
+struct Arguments;
+
+/// Saved tensors with fewer elements stay on the device (Megatron's --min-offloaded-tensor-size).
+inline constexpr int64_t kMinOffloadedElements = int64_t{1} << 20;
 
 /// Parts of a model that Megatron's flags recompute and offload, by Megatron's names: "layer" (a whole one),
 /// "core_attn", "mlp", "moe" (a layer's experts and router), "attn_norm", "qkv_linear", "attn_proj", "mlp_norm".

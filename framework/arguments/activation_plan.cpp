@@ -1,4 +1,6 @@
-#include "framework/recompute/activation_plan.h"
+#include "framework/arguments/activation_plan.h"
+
+#include "framework/arguments/arguments.h"
 
 namespace megashard {
 
