@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "framework/arguments/arguments.h"
+
 namespace megashard {
 namespace {
 
