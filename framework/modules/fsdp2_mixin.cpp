@@ -205,7 +205,7 @@ void FSDP2Mixin::make_copies_equal() {
     if (!first.is_same(values)) values.copy_(first);
   };
   for (const at::Tensor& parameter : module().parameters()) {
-    const ShardedTensor view = sharded_view(parameter);
+    const ShardedTensor view = reshard_and_view(parameter);
     if (!is_sharded(parameter) && view.is_replicated()) take_first(parameter.detach(), *request_.process_group);
     const bool has_replicas =
         !view.is_replicated() && view.mesh->ndim() > 1 && view.placements[0] == Placement::replicate();

@@ -21,7 +21,7 @@ ShardedTensors MegatronModule::state_dict() {
   if (!trained_only_) return whole_state_dict();
   ShardedTensors trained;
   for (const auto& item : named_parameters(/*recurse=*/true)) {
-    if (item.value().requires_grad()) trained.emplace_back(item.key(), sharded_view(item.value()));
+    if (item.value().requires_grad()) trained.emplace_back(item.key(), reshard_and_view(item.value()));
   }
   return trained;
 }
@@ -31,7 +31,7 @@ ShardedTensors MegatronModule::whole_state_dict() {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& item : named_parameters(/*recurse=*/true)) {
     if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
-      entries.emplace_back(item.key(), sharded_view(item.value()));
+      entries.emplace_back(item.key(), reshard_and_view(item.value()));
     }
   }
   for (const auto& item : named_buffers(/*recurse=*/true)) {

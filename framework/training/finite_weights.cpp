@@ -31,7 +31,7 @@ std::string weights_without_numbers(const torch::nn::Module& model, const Proces
   const auto of_ranks = gather_or_throw(group, [&] {
     std::string names;
     for (const auto& parameter : model.named_parameters()) {
-      if (!is_finite(sharded_view(parameter.value()).local)) names += parameter.key() + "\n";
+      if (!is_finite(reshard_and_view(parameter.value()).local)) names += parameter.key() + "\n";
     }
     return names;
   });

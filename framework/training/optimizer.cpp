@@ -214,7 +214,7 @@ void Optimizer::check_sizes(const SteppedParameter& each) {
 ShardedTensors Optimizer::sharded_state_dict() {
   ShardedTensors state;
   for (const auto& each : stepped_) {
-    ShardedTensor piece = sharded_view(each.parameter);
+    ShardedTensor piece = reshard_and_view(each.parameter);
     const auto add = [&](const std::string& key, const at::Tensor& tensor) {
       piece.local = tensor;
       state.emplace_back(optimizer_state_key(each.name, key), piece);

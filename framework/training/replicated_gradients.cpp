@@ -11,7 +11,7 @@ namespace megashard {
 std::vector<at::Tensor> replicated_parameters(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> found;
   for (const at::Tensor& parameter : parameters) {
-    if (!is_sharded(parameter) && sharded_view(parameter).is_replicated()) found.push_back(parameter);
+    if (!is_sharded(parameter) && reshard_and_view(parameter).is_replicated()) found.push_back(parameter);
   }
   return found;
 }

@@ -10,7 +10,7 @@ namespace megashard {
 void round_weights_to_bf16(const torch::nn::Module& model) {
   const c10::NoGradGuard no_grad;
   for (const auto& parameter : model.parameters()) {
-    at::Tensor local = sharded_view(parameter).local.detach();
+    at::Tensor local = reshard_and_view(parameter).local.detach();
     if (local.scalar_type() == at::kFloat) local.copy_(local.to(at::kBFloat16));
   }
 }

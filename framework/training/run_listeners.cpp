@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "framework/training/training_log.h"
+#include "parallel/collectives/error_text.h"
 
 namespace megashard {
 namespace {

@@ -66,7 +66,7 @@ DataOptions with_group(DataOptions data, int64_t rows) {
 
 bool has_replicas(const torch::nn::Module& model) {
   for (const auto& parameter : model.parameters()) {
-    const auto view = sharded_view(parameter);
+    const auto view = reshard_and_view(parameter);
     const bool has_several_dims = !view.is_replicated() && view.mesh->ndim() > 1;
     if (has_several_dims && view.placements[0] == Placement::replicate() && view.mesh->size(0) > 1) return true;
   }

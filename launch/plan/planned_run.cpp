@@ -253,7 +253,8 @@ PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
   run.tokens = *arguments.global_batch_size * *arguments.seq_length;
   run.flops = model.training_flops(*arguments.global_batch_size, *arguments.seq_length);
   run.peak_flops = peak_flops(device, session.computed_in);
-  for (const auto& parameter : distinct_parameters(model)) run.checkpoint_bytes += whole_bytes(sharded_view(parameter));
+  for (const auto& parameter : distinct_parameters(model))
+    run.checkpoint_bytes += whole_bytes(reshard_and_view(parameter));
   for (const auto& [name, piece] : trainer.optimizer().sharded_state_dict()) run.checkpoint_bytes += whole_bytes(piece);
   return run;
 }

@@ -27,7 +27,7 @@ at::Tensor rows_of(const ShardedTensor& piece, at::Tensor stored) {
 
 /// Throws if the files have two different values for one parameter.
 void check_others(const WeightTarget& target, CheckpointReader& files, const std::string& where) {
-  const auto piece = sharded_view(target.parameter);
+  const auto piece = reshard_and_view(target.parameter);
   for (const auto& name : target.others) {
     const auto used = files.read_tensor(target.source), other = files.read_tensor(name);
     const auto dtype = piece.local.scalar_type();
@@ -71,10 +71,10 @@ void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_
   for (const auto& target : targets) check_others(target, *files, hf_dir.string());
   tell(targets, mismatch, hf_dir.string(), sink);
   int64_t bytes = 0;
-  for (const auto& target : targets) bytes += static_cast<int64_t>(sharded_view(target.parameter).local.nbytes());
+  for (const auto& target : targets) bytes += static_cast<int64_t>(reshard_and_view(target.parameter).local.nbytes());
   LongWork work("load", bytes);
   for (const auto& target : targets) {
-    auto piece = sharded_view(target.parameter);
+    auto piece = reshard_and_view(target.parameter);
     const auto stored =
         rows_of(piece, target.stacked ? target.stacked->view(*files) : files->read_tensor(target.source));
     if (stored.numel() > 0) piece.local.copy_(stored);

@@ -48,11 +48,11 @@ std::unordered_set<const c10::TensorImpl*> tied_weights(const torch::nn::Module&
 
 /// This rank's rows of weight + scale * lora_B lora_A.
 ShardedTensor merged(const std::string& name, const Linear& layer) {
-  auto piece = sharded_view(layer.weight);
-  const auto narrow = sharded_view(layer.lora_b());
+  auto piece = reshard_and_view(layer.weight);
+  const auto narrow = reshard_and_view(layer.lora_b());
   TORCH_CHECK(piece.offsets[0] == narrow.offsets[0] && piece.local.size(0) == narrow.local.size(0), name,
               " and its adapter are cut into other rows, so they cannot be merged: make them one unit of fully_shard");
-  const auto wide = full_tensor(sharded_view(layer.lora_a())).to(at::kFloat);
+  const auto wide = full_tensor(reshard_and_view(layer.lora_a())).to(at::kFloat);
   const auto product = at::mm(narrow.local.detach().to(at::kFloat), wide) * layer.adapter_scale();
   piece.local = (piece.local.detach().to(at::kFloat) + product).to(piece.local.scalar_type());
   return piece;

@@ -200,7 +200,7 @@ void fully_shard(std::span<Module* const> modules, const FullyShardOptions& opti
 bool is_sharded(const at::Tensor& parameter) { return find_fsdp_param(parameter) != nullptr; }
 bool is_fsdp_module(const Module& module) { return fsdp_state(module) != nullptr; }
 
-ShardedTensor sharded_view(const at::Tensor& parameter) {
+ShardedTensor reshard_and_view(const at::Tensor& parameter) {
   auto* param = find_fsdp_param(parameter);
   if (param == nullptr) return unsharded_view(parameter);
   param->group()->reshard_if_idle();

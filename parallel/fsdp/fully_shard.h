@@ -116,10 +116,10 @@ void fully_shard(std::span<torch::nn::Module* const> modules, const FullyShardOp
 bool is_sharded(const at::Tensor& parameter);          ///< true if under fully_shard, unsharded or not
 bool is_fsdp_module(const torch::nn::Module& module);  ///< true if fully_shard was called on it
 
-/// The local rows of a parameter and their place in the whole model's weight (for a tensor-parallel one, on the mesh
-/// [FSDP's dimensions, tp]); a tensor that is not under fully_shard counts as whole. Call outside forward and backward:
-/// reshards the parameter if it is still unsharded, so that the next all-gather sees what is written to the rows.
-ShardedTensor sharded_view(const at::Tensor& parameter);
+/// Reshards the parameter if it is still unsharded, so that the next all-gather sees what is written to its rows.
+/// Returns its local rows and their place in the whole model's weight (for a tensor-parallel one, on the mesh [FSDP's
+/// dimensions, tp]); a tensor that is not under fully_shard counts as whole. Call it outside forward and backward.
+ShardedTensor reshard_and_view(const at::Tensor& parameter);
 /// Groups of more than one rank over which a parameter is sharded. Does not reshard.
 std::vector<ProcessGroupPtr> sharding_groups_of(const at::Tensor& parameter);
 /// Sizes of the whole parameter, tensor-parallel ranks included; sizes() of a sharded parameter are local.

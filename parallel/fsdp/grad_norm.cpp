@@ -117,7 +117,7 @@ Gradients collect_gradients(const std::vector<at::Tensor>& parameters, const Exp
     const at::Tensor& parameter = *each;
     auto& bucket = bucket_of(found.buckets, parameter, parts);  // even without a gradient: all ranks must match
     if (bucket.gradients.empty()) bucket.gradients.reserve(listed.size());
-    const at::Tensor gradient = part == Part::kGradient ? parameter.grad() : sharded_view(parameter).local.detach();
+    const at::Tensor gradient = part == Part::kGradient ? parameter.grad() : reshard_and_view(parameter).local.detach();
     if (!gradient.defined()) continue;
     TORCH_CHECK(gradient.layout() == at::kStrided, "the norm of a sparse gradient of sizes ", gradient.sizes(),
                 " was asked for: build the embedding with sparse=false");

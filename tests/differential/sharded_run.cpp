@@ -69,7 +69,7 @@ class TreeRun {
     const auto& expected = expected_.steps[step];
     for (size_t i = 0; i < weights_.size(); ++i) {
       const at::Tensor& parameter = tensor(weights_[i]);
-      const ShardedTensor view = sharded_view(parameter);
+      const ShardedTensor view = reshard_and_view(parameter);
       const auto where = c10::str("step ", step, ", ", weights_[i].path, ": ");
       const at::Tensor gradient = parameter.grad();
       TORCH_CHECK(gradient.defined() == expected.gradients[i].defined(), where, "gradient is ",

@@ -127,7 +127,7 @@ ShardedTensors tensor_parallel_tensors(Hooked<PiecesImpl>& pieces, const DeviceM
   ShardedTensors tensors;
   for (const auto& item : pieces.named_parameters()) {
     assign_full_parameter(item.value(), counting(at::kFloat, global_sizes(item.value()), 1));
-    tensors.emplace_back("model." + item.key(), sharded_view(item.value()));
+    tensors.emplace_back("model." + item.key(), reshard_and_view(item.value()));
   }
   return tensors;
 }

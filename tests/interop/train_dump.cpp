@@ -285,7 +285,8 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
     for (const auto& [name, parameter] : parameters) {
       if (!parameter.grad().defined()) continue;  // not used between tokens and logits
       results.saw_dtype("gradient", parameter.grad().scalar_type());
-      if (step == 0 && !memory.counts()) results.put_piece("grad." + name, sharded_view(parameter), parameter.grad());
+      if (step == 0 && !memory.counts())
+        results.put_piece("grad." + name, reshard_and_view(parameter), parameter.grad());
     }
     const DeviceStats stats = trained.clip(sums);
     trained.update();
@@ -298,7 +299,7 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
     if (memory.counts()) memory.end_step();
   }
   for (const auto& [name, parameter] : parameters) {
-    const ShardedTensor piece = sharded_view(parameter);
+    const ShardedTensor piece = reshard_and_view(parameter);
     results.saw_dtype("parameter", piece.local.scalar_type());
     if (!memory.counts()) results.put_piece("weight." + name, piece, piece.local);
   }

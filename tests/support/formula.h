@@ -50,7 +50,7 @@ inline FullyShardOptions resharding(const ProcessGroupPtr& world) {
 
 /// This rank's part of a whole tensor, sharded as the parameter is, along any dimensions.
 inline at::Tensor part_like(const at::Tensor& whole, const at::Tensor& parameter) {
-  const auto view = sharded_view(parameter);
+  const auto view = reshard_and_view(parameter);
   at::Tensor part = whole.detach();
   for (int64_t dim = 0; dim < part.dim(); ++dim) {
     const int64_t begin = std::min(view.offsets[static_cast<size_t>(dim)], whole.size(dim));
@@ -108,7 +108,7 @@ struct Twins {
   }
   /// Expects parameters to hold local rows.
   void expect_sharded() {
-    for (const auto& w : unit.w) EXPECT_EQ(w.sizes(), sharded_view(w).local.sizes());
+    for (const auto& w : unit.w) EXPECT_EQ(w.sizes(), reshard_and_view(w).local.sizes());
   }
   void zero_grad() {
     plain.zero_grad();

@@ -53,7 +53,8 @@ inline void expect_weights_of(const torch::nn::Module& plain, const torch::nn::M
   const auto expected = plain.named_parameters();
   for (const auto& item : model.named_parameters()) {
     const at::Tensor whole = expected[item.key()];
-    const at::Tensor local = sharded_view(item.value()).local, part = part_like(whole, item.value()).to(local.device());
+    const at::Tensor local = reshard_and_view(item.value()).local,
+                     part = part_like(whole, item.value()).to(local.device());
     if (tolerance == 0) {
       EXPECT_TRUE(at::equal(local, part)) << item.key();
     } else if (part.numel() > 0) {
@@ -65,8 +66,8 @@ inline void expect_weights_of(const torch::nn::Module& plain, const torch::nn::M
 /// Expects that no parameter is unsharded.
 inline void expect_sharded(const torch::nn::Module& model) {
   for (const auto& item : model.named_parameters()) {
-    const auto now = item.value().sizes().vec();  // read before sharded_view, which reshards
-    EXPECT_EQ(now, sharded_view(item.value()).local.sizes().vec()) << item.key();
+    const auto now = item.value().sizes().vec();  // read before reshard_and_view, which reshards
+    EXPECT_EQ(now, reshard_and_view(item.value()).local.sizes().vec()) << item.key();
   }
 }
 

@@ -108,7 +108,7 @@ inline void fill_whole(torch::nn::Module& model, uint64_t seed = 1) {
   model.to(device_of_tests());
   for (auto& item : model.named_parameters()) {
     const at::Tensor whole = fixed(global_sizes(item.value()), seed++) * 0.5;
-    if (sharded_view(item.value()).is_replicated()) {
+    if (reshard_and_view(item.value()).is_replicated()) {
       item.value().detach().copy_(whole);
     } else {
       assign_full_parameter(item.value(), whole);

@@ -81,7 +81,7 @@ class Muon final : public UpdateRule {
   std::vector<SharedMatrices> by_ranks(const std::vector<const SteppedParameter*>& parameters) const {
     std::vector<SharedMatrices> all;
     for (const auto* each : parameters) {
-      const ShardedTensor view = sharded_view(each->parameter);
+      const ShardedTensor view = reshard_and_view(each->parameter);
       const auto groups = sharding_groups(view);
       Matrix matrix{.parameter = each, .sizes = view.global_sizes, .split_shapes = {}};
       if (options_.split_qkv && options_.qkv_split_shapes)

@@ -152,7 +152,7 @@ void FsdpParamGroup::reshard() {
   partial_reshard_ = false;
   TORCH_CHECK(changed == nullptr, "parameter '", changed->name(),
               "' was changed in place while it was gathered, which its resharding loses: change "
-              "sharded_view(parameter).local between steps instead");
+              "reshard_and_view(parameter).local between steps instead");
 }
 
 bool FsdpParamGroup::reshards_after_backward() const {

@@ -24,7 +24,7 @@ ShardedTensors experts_of(Formula& unit, const ProcessGroupPtr& world, int64_t l
     return ShardPlacement{.leading_dims = std::min(leading, std::max<int64_t>(parameter.dim() - 1, 1))};
   };
   fully_shard(unit, options);
-  return {{"model.w0", sharded_view(unit.w[0])}, {"model.w1", sharded_view(unit.w[1])}};
+  return {{"model.w0", reshard_and_view(unit.w[0])}, {"model.w1", reshard_and_view(unit.w[1])}};
 }
 
 TEST(FullyShardBlockShard, test_dcp_round_trip) {
@@ -62,7 +62,7 @@ TEST(FullyShardBlockShardExperts, test_checkpoint) {
     FullyShardOptions options{.mesh = mesh->submesh({"fsdp"})};
     options.shard_placement_fn = [](const at::Tensor&) { return ShardPlacement{.leading_dims = 2}; };
     fully_shard(unit, options);
-    save_checkpoint(folder.path(), 1, {{"model.w0", sharded_view(unit.w[0])}}, Dict(), world);
+    save_checkpoint(folder.path(), 1, {{"model.w0", reshard_and_view(unit.w[0])}}, Dict(), world);
   });
   run_ranks(1, [&](const ProcessGroupPtr& world) {
     Formula unit({{4, 6, 3}}, linear, at::kFloat, /*seed=*/50);

@@ -35,14 +35,14 @@ std::unique_ptr<Model> model_over(const ProcessGroupPtr& world, const Shape& sha
 ShardedTensors tensors_of(Model& model) {
   ShardedTensors tensors;
   for (const auto& item : model.named_parameters())
-    tensors.emplace_back("model." + item.key(), sharded_view(item.value()));
+    tensors.emplace_back("model." + item.key(), reshard_and_view(item.value()));
   return tensors;
 }
 
 void expect_filled(Model& model, uint64_t seed, const std::string& what) {
   for (const auto& item : model.named_parameters()) {
     const at::Tensor whole = fixed(global_sizes(item.value()), seed++) * 0.5;
-    EXPECT_TRUE(at::equal(sharded_view(item.value()).local, part_like(whole, item.value())))
+    EXPECT_TRUE(at::equal(reshard_and_view(item.value()).local, part_like(whole, item.value())))
         << item.key() << " " << what;
   }
 }

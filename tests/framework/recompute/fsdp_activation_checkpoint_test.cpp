@@ -150,7 +150,7 @@ std::string describe(Place place, bool reentrant) {
 void expect_rows_of(Transformer& model, const Transformer& plain, bool gradients) {
   const auto expected = plain.named_parameters();
   for (const auto& item : model.named_parameters()) {
-    const at::Tensor own = gradients ? item.value().grad() : sharded_view(item.value()).local;
+    const at::Tensor own = gradients ? item.value().grad() : reshard_and_view(item.value()).local;
     const at::Tensor whole = gradients ? expected[item.key()].grad() : expected[item.key()];
     ASSERT_TRUE(own.defined()) << item.key();
     EXPECT_TRUE(at::equal(own, part_like(whole, item.value()))) << item.key();

@@ -61,7 +61,7 @@ TEST_P(FsdpRecompute, GradientsAreBitEqualToThoseOfThePlainModel) {
         ASSERT_TRUE(item.value().grad().defined()) << item.key();
         EXPECT_TRUE(at::equal(item.value().grad(), part_like(reference[item.key()].grad(), item.value())))
             << item.key();
-        EXPECT_EQ(item.value().sizes(), sharded_view(item.value()).local.sizes());
+        EXPECT_EQ(item.value().sizes(), reshard_and_view(item.value()).local.sizes());
       }
       if (with_grad) {
         EXPECT_TRUE(at::equal(y.grad(), x.grad()));

@@ -79,7 +79,7 @@ Trained train(Arguments arguments, int ranks, const Rows::Factors& factors) {
       if (world->rank() == 0 && line.find("iteration") != line.npos) trained.lines.push_back(line);
     };
     training.on_rank(world, model, callbacks);
-    const at::Tensor rows = sharded_view(model.weight).local.detach().cpu();
+    const at::Tensor rows = reshard_and_view(model.weight).local.detach().cpu();
     const std::scoped_lock lock(mutex);
     trained.rows[static_cast<size_t>(world->rank())] = rows;
   });

@@ -45,7 +45,7 @@ OptimizerOptions options_of_test() {
 /// The same whole gradients for both, each rank its part.
 void set_gradients(const NamedTensors& parameters, uint64_t seed) {
   for (const auto& [name, parameter] : parameters) {
-    const auto whole = testing::fixed(sharded_view(parameter).global_sizes, ++seed).to(parameter.scalar_type());
+    const auto whole = testing::fixed(reshard_and_view(parameter).global_sizes, ++seed).to(parameter.scalar_type());
     parameter.mutable_grad() = testing::part_like(whole, parameter).contiguous().to(parameter.device());
   }
 }
@@ -79,7 +79,7 @@ void expect_as_whole(torch::nn::Module& whole, torch::nn::Module& sharded, doubl
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto all = testing::part_like(wholes[i].second, pieces[i].second);
-    expect_near(pieces[i].first, all.to(at::kFloat), sharded_view(pieces[i].second).local.detach().to(at::kFloat));
+    expect_near(pieces[i].first, all.to(at::kFloat), reshard_and_view(pieces[i].second).local.detach().to(at::kFloat));
   }
 }
 
@@ -130,7 +130,7 @@ TEST(MuonTest, MeshesOfSomeRanksAreAsTheWholeMatrix) {
     on_pieces.step();
     for (size_t i = 0; i < pieces.size(); ++i) {
       const auto all = testing::part_like(wholes[i].second, pieces[i].second);
-      EXPECT_TRUE(all.allclose(sharded_view(pieces[i].second).local, 0, kBar)) << pieces[i].first;
+      EXPECT_TRUE(all.allclose(reshard_and_view(pieces[i].second).local, 0, kBar)) << pieces[i].first;
     }
   });
 }

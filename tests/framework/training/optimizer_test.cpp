@@ -423,7 +423,7 @@ TEST(OptimizerTest, ShardedEqualsWhole) {
         for (int64_t step = 1; step <= 3; ++step) {
           set_gradients(wholes, step);
           for (size_t i = 0; i < pieces.size(); ++i) {
-            const auto view = sharded_view(pieces[i].second);
+            const auto view = reshard_and_view(pieces[i].second);
             pieces[i].second.mutable_grad() =
                 wholes[i].second.grad().narrow(0, view.offsets[0], view.local.size(0)).clone();
           }
@@ -440,7 +440,7 @@ TEST(OptimizerTest, ShardedEqualsWhole) {
           EXPECT_TRUE(rows.allclose(piece.local, 1e-6, 1e-8)) << key;
         }
         for (size_t i = 0; i < pieces.size(); ++i) {
-          const auto view = sharded_view(pieces[i].second);
+          const auto view = reshard_and_view(pieces[i].second);
           const auto rows = wholes[i].second.narrow(0, view.offsets[0], view.local.size(0));
           EXPECT_TRUE(rows.allclose(view.local, dtype == at::kFloat ? 1e-6 : 1e-2)) << pieces[i].first;
         }

@@ -155,7 +155,7 @@ TEST_P(TrainStepCases, GivesTheGradientOfTheWholeBatch) {
 
     const double largest = expected.gradient.abs().max().item<double>();
     const at::Tensor part = part_like(before, model.weight), wanted = part_like(expected.gradient, model.weight);
-    const at::Tensor gradient = (part - sharded_view(model.weight).local.cpu()).to(at::kDouble);
+    const at::Tensor gradient = (part - reshard_and_view(model.weight).local.cpu()).to(at::kDouble);
     // Weights of some units lose the gradient's last digits.
     if (part.numel() > 0) {
       EXPECT_LE((gradient - wanted).abs().max().item<double>(), 2e-6 * std::max(1.0, largest));

@@ -80,7 +80,7 @@ TEST(LoadHfWeights, EachRankItsRowsAndTheSameModelAfterwards) {
     input.set(kLabels, here);
     testing::result_of(model, input).sum().backward();
     for (const auto& item : model.named_parameters()) {
-      const auto view = sharded_view(item.value());
+      const auto view = reshard_and_view(item.value());
       if (view.local.size(0) == 0) continue;
       const auto expected = whole.at(item.key()).to(here.device());
       const auto rows = expected.narrow(0, view.offsets[0], view.local.size(0));

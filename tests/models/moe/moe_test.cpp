@@ -105,7 +105,7 @@ Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config
     for (const auto& item : model->named_parameters()) {
       auto& parameter = item.value();
       EXPECT_TRUE(parameter.grad().defined()) << item.key();
-      const auto piece = sharded_view(parameter);
+      const auto piece = reshard_and_view(parameter);
       trained.offsets[item.key()] = piece.offsets[0];
       trained.gradients[item.key()] = parameter.grad().clone();
       const at::NoGradGuard no_grad;

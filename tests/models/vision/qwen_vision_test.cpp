@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(All, QwenVlFamilies, ::testing::Values("qwen2_5_vl", "q
 /// Expects gradients to be this rank's rows of those of a single rank.
 void expect_rows_of(const torch::nn::Module& model, const Gradients& wanted) {
   for (const auto& item : model.named_parameters()) {
-    const auto piece = sharded_view(item.value());
+    const auto piece = reshard_and_view(item.value());
     const auto& grad = item.value().grad();
     ASSERT_EQ(grad.defined(), item.value().requires_grad()) << item.key();
     if (!grad.defined() || grad.numel() == 0) continue;

@@ -40,16 +40,16 @@ TEST(FullyShardBlockShard, test_init) {
       Formula unit(kExperts, experts);
       fully_shard(unit, by_blocks(flat_mesh(world)));
       const int64_t ranks = world->size(), rank = world->rank();
-      const ShardedTensor up = sharded_view(unit.w[0]);
+      const ShardedTensor up = reshard_and_view(unit.w[0]);
       EXPECT_EQ(up.global_sizes, kExperts[0]);
       EXPECT_EQ(up.local.sizes().vec(), ranks == 1 ? kExperts[0] : (std::vector<int64_t>{1, 16 / ranks, 3}));
       EXPECT_EQ(up.offsets, (std::vector<int64_t>{rank * 2 / ranks, rank * 16 / ranks % 8, 0}));
       for (size_t i = 0; i < 2; ++i) {  // every rank has rows, and they are consecutive
         const at::Tensor rows = plain.w[i].detach().flatten(0, 1).chunk(ranks)[rank];
-        EXPECT_TRUE(at::equal(sharded_view(unit.w[i]).local.flatten(0, 1), rows));
+        EXPECT_TRUE(at::equal(reshard_and_view(unit.w[i]).local.flatten(0, 1), rows));
         EXPECT_TRUE(at::equal(rows, part_like(plain.w[i], unit.w[i]).flatten(0, 1)));
       }
-      EXPECT_EQ(sharded_view(unit.w[2]).local.numel(), chunk_range(3, ranks, rank).size);
+      EXPECT_EQ(reshard_and_view(unit.w[2]).local.numel(), chunk_range(3, ranks, rank).size);
     });
   }
   run_ranks(2, [](const ProcessGroupPtr& world) {
@@ -129,7 +129,7 @@ TEST(FullyShardBlockShard, test_meta_init) {
     for (size_t i = 0; i < unit.w.size(); ++i) {
       EXPECT_TRUE(unit.w[i].is_meta());
       materialise_empty_parameter(unit.w[i], device_of_tests());
-      sharded_view(unit.w[i]).local.fill_(0.5);
+      reshard_and_view(unit.w[i]).local.fill_(0.5);
       plain.w[i].detach().fill_(0.5);
     }
     train_both(plain, unit, *world, 0);
@@ -155,7 +155,7 @@ TEST(FullyShardBlockShard, test_state_dict_round_trip) {
     Formula unit(kExperts, experts);
     fully_shard(unit, by_blocks(flat_mesh(world)));
     for (size_t i = 0; i < unit.w.size(); ++i) {
-      const at::Tensor whole = assembled(sharded_view(unit.w[i]), *world);
+      const at::Tensor whole = assembled(reshard_and_view(unit.w[i]), *world);
       EXPECT_TRUE(at::equal(whole, plain.w[i])) << i;
       assign_full_parameter(unit.w[i], whole * 2);
       plain.w[i].detach().mul_(2);
@@ -218,7 +218,7 @@ struct ExpertParallel {
 TEST(FullyShardBlockShardExperts, test_init) {
   run_ranks(8, [](const ProcessGroupPtr& world) {
     ExpertParallel model(world);
-    const ShardedTensor up = sharded_view(model.mine.w[0]);
+    const ShardedTensor up = reshard_and_view(model.mine.w[0]);
     EXPECT_EQ(up.global_sizes, kAllExperts[0]);
     EXPECT_EQ(up.local.sizes(), (std::vector<int64_t>{1, 3, 3}));
     const int64_t ep = world->rank() % 2, fsdp = world->rank() / 2;
@@ -251,7 +251,7 @@ TEST(FullyShardBlockShardExperts, test_train_parity) {
       }
     }
     for (size_t i = 0; i < 2; ++i) {
-      EXPECT_TRUE(at::allclose(assembled(sharded_view(model.mine.w[i]), *world), model.whole.w[i], 1e-5, 1e-6));
+      EXPECT_TRUE(at::allclose(assembled(reshard_and_view(model.mine.w[i]), *world), model.whole.w[i], 1e-5, 1e-6));
     }
   });
 }

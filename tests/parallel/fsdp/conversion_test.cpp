@@ -168,9 +168,9 @@ TEST(FullyShardConversion, test_same_dtype_to_after_backward) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Converted models(world);
     const at::Tensor w = models.chain.root.w[0];
-    const void* const memory = sharded_view(w).local.data_ptr();
+    const void* const memory = reshard_and_view(w).local.data_ptr();
     models.chain.root.to(at::kFloat);
-    EXPECT_EQ(sharded_view(w).local.data_ptr(), memory);
+    EXPECT_EQ(reshard_and_view(w).local.data_ptr(), memory);
     models.expect_equal();
   });
 }

@@ -60,7 +60,7 @@ TEST_P(FullyShardInit, test_move_states_to_device_tensor) {
   chain.shard({.mesh = mesh()});
   for (const auto& w : chain.root.parameters()) {
     EXPECT_EQ(w.device(), kGpu);
-    EXPECT_EQ(sharded_view(w).local.device(), kGpu);
+    EXPECT_EQ(reshard_and_view(w).local.device(), kGpu);
   }
   EXPECT_EQ(buffer.device(), kGpu);
 }

@@ -131,7 +131,7 @@ TEST(FsdpFailures, ParametersOnMetaBecomeRealRowByRow) {
     assign_full_parameter(unit.weight, fixed({5, 6}, 1));
     contains(message_of([&] { unit.forward(fixed({4, 6}, 1)); }), "still on the meta device: bias");
     materialise_empty_parameter(unit.bias, device_of_tests());
-    sharded_view(unit.bias).local.zero_();
+    reshard_and_view(unit.bias).local.zero_();
     const at::Tensor expected = at::linear(fixed({4, 6}, 2), fixed({5, 6}, 1));
     EXPECT_TRUE(at::equal(unit.forward(fixed({4, 6}, 2)), expected));
     EXPECT_TRUE(handle.is_same(unit.weight) && !handle.is_meta());
@@ -145,7 +145,7 @@ TEST(FsdpFailures, ShardedViewsSayWhereLocalRowsLie) {
     Formula unit({{5, 6}}, linear);
     fully_shard(unit, {.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{2, 2},
                                                             std::vector<std::string>{"replicate", "shard"})});
-    const ShardedTensor view = sharded_view(unit.w[0]);
+    const ShardedTensor view = reshard_and_view(unit.w[0]);
     EXPECT_EQ(view.global_sizes, (std::vector<int64_t>{5, 6}));
     EXPECT_EQ(view.offsets, (std::vector<int64_t>{rank % 2 == 0 ? 0 : 3, 0}));
     EXPECT_EQ(view.local.size(0), rank % 2 == 0 ? 3 : 2);
@@ -153,7 +153,7 @@ TEST(FsdpFailures, ShardedViewsSayWhereLocalRowsLie) {
     view.local.fill_(1);  // it is the live storage
     EXPECT_TRUE(at::equal(unit.w[0].detach(), view.local));
     const at::Tensor plain = fixed({3}, 1);
-    EXPECT_TRUE(sharded_view(plain).is_replicated());
+    EXPECT_TRUE(reshard_and_view(plain).is_replicated());
     EXPECT_EQ(global_sizes(plain), (std::vector<int64_t>{3}));
   });
 }

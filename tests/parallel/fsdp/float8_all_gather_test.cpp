@@ -116,7 +116,7 @@ TEST(FullyShardExtensions, test_all_gather_extensions_train_parity) {
         plain_sgd.step();
         sgd.step();
         for (size_t i = 0; i < unit.w.size(); ++i) {
-          EXPECT_TRUE(at::equal(sharded_view(unit.w[i]).local, sharded_view(plain.w[i]).local));
+          EXPECT_TRUE(at::equal(reshard_and_view(unit.w[i]).local, reshard_and_view(plain.w[i]).local));
         }
         plain.zero_grad();
         unit.zero_grad();
@@ -148,7 +148,7 @@ TEST(FullyShardExtensions, test_all_gather_extensions_end_to_end) {
       unit.zero_grad();
       for (size_t i = 0; i < whole.size(); ++i) {
         whole[i].add_(seen[i].grad().to(at::kFloat), -0.1);
-        EXPECT_TRUE(at::equal(sharded_view(unit.w[i]).local, part_like(whole[i], unit.w[i])));
+        EXPECT_TRUE(at::equal(reshard_and_view(unit.w[i]).local, part_like(whole[i], unit.w[i])));
       }
     }
   });

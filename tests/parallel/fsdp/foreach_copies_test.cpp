@@ -151,7 +151,7 @@ TEST(FullyShardChunkCat, test_version_counter) {
       return at::linear(at::linear(x, w[1]), w[0]);
     });
     fully_shard(unit, resharding(world));
-    const uint32_t rows = sharded_view(unit.w[0]).local._version();
+    const uint32_t rows = reshard_and_view(unit.w[0]).local._version();
     const at::Tensor x = fixed({2, 3}, 1).requires_grad_();
     const uint32_t input = x._version();
     const at::Tensor loss = unit.forward(x).sum();
@@ -159,7 +159,7 @@ TEST(FullyShardChunkCat, test_version_counter) {
     EXPECT_EQ(unit.w[0]._version(), in_forward);
     reshard(unit);
     loss.backward();
-    EXPECT_EQ(sharded_view(unit.w[0]).local._version(), rows);
+    EXPECT_EQ(reshard_and_view(unit.w[0]).local._version(), rows);
     EXPECT_EQ(x._version(), input);
   });
 }
@@ -204,7 +204,7 @@ TEST(FullyShardPrefixCopy, test_all_gather_input_padding) {
     ASSERT_EQ(watched.watch->inputs.size(), 1);
     const at::Tensor& input = watched.watch->inputs[0];
     EXPECT_EQ(input.numel(), 32 + 16);  // two rows and one, each aligned to 16 bytes
-    const at::Tensor rows = sharded_view(watched.unit.w[0]).local;
+    const at::Tensor rows = reshard_and_view(watched.unit.w[0]).local;
     const at::Tensor sent = input.narrow(0, 0, rows.numel() * 4).view(at::kFloat);
     EXPECT_TRUE(at::equal(sent, rows.reshape({-1})));
   });

@@ -156,7 +156,7 @@ TEST(FsdpReduction, IgnoredParametersStayWholeAndLocal) {
     Formula unit({{5, 6}, {5}}, two);
     fully_shard(unit, {.mesh = flat_mesh(world), .ignored_parameters = {unit.w[1]}});
     EXPECT_EQ(unit.w[1].sizes(), at::IntArrayRef({5}));
-    EXPECT_TRUE(sharded_view(unit.w[1]).is_replicated());
+    EXPECT_TRUE(reshard_and_view(unit.w[1]).is_replicated());
     const at::Tensor x = fixed({4, 6}, world->rank());
     plain.forward(x).sum().backward();
     unit.forward(x).sum().backward();

@@ -154,9 +154,9 @@ TEST(FullyShardInit, test_managed_states_nested_fully_shard) {
     fully_shard(*model.mlps[0], {.mesh = flat_mesh(world)});
     EXPECT_EQ(model.mlps[0]->in_proj->w[0].size(0), world->rank() == 0 ? 6 : 5);
     EXPECT_EQ(model.mlps[1]->in_proj->w[0].size(0), 11);
-    const at::Tensor rows = sharded_view(model.mlps[0]->in_proj->w[0]).local;
+    const at::Tensor rows = reshard_and_view(model.mlps[0]->in_proj->w[0]).local;
     fully_shard(model, {.mesh = flat_mesh(world)});  // skips what the inner call sharded
-    EXPECT_TRUE(sharded_view(model.mlps[0]->in_proj->w[0]).local.is_alias_of(rows));
+    EXPECT_TRUE(reshard_and_view(model.mlps[0]->in_proj->w[0]).local.is_alias_of(rows));
     EXPECT_EQ(model.mlps[1]->in_proj->w[0].size(0), world->rank() == 0 ? 6 : 5);
   });
 }
@@ -167,9 +167,9 @@ TEST(FullyShardInit, test_managed_states_list_of_mlps) {
     torch::nn::Module* const list[] = {model.mlps[0].get(), model.mlps[2].get()};
     fully_shard(list, {.mesh = flat_mesh(world)});
     for (int i : {0, 2}) {
-      for (const auto& w : model.mlps[i]->parameters()) EXPECT_FALSE(sharded_view(w).is_replicated()) << i;
+      for (const auto& w : model.mlps[i]->parameters()) EXPECT_FALSE(reshard_and_view(w).is_replicated()) << i;
     }
-    for (const auto& w : model.mlps[1]->parameters()) EXPECT_TRUE(sharded_view(w).is_replicated());
+    for (const auto& w : model.mlps[1]->parameters()) EXPECT_TRUE(reshard_and_view(w).is_replicated());
   });
 }
 
@@ -248,7 +248,7 @@ TEST(FullyShardInit, test_shard_tensor_parameters) {
       Formula unit(sizes, linear);
       fully_shard(unit, {.mesh = flat_mesh(world)});
       for (size_t i = 0; i < sizes.size(); ++i) {
-        const auto view = sharded_view(unit.w[i]);
+        const auto view = reshard_and_view(unit.w[i]);
         EXPECT_EQ(view.global_sizes, sizes[i]);
         EXPECT_EQ(view.placements, (std::vector<Placement>{Placement::shard(0)}));
         EXPECT_TRUE(view.local.is_contiguous());
@@ -373,7 +373,7 @@ TEST(FullyShardInit, test_meta_device_1d_init) {
         for (const auto& w : model.parameters()) {
           EXPECT_TRUE(w.is_meta());
           materialise_empty_parameter(w, device_of_tests());  // to_empty, then reset_parameters
-          const auto local = sharded_view(w).local;
+          const auto local = reshard_and_view(w).local;
           local.fill_(0.5);
         }
         MlpsImpl plain(2, width);
@@ -462,7 +462,8 @@ void expect_equal_training(const DeviceMeshPtr& mesh, const DeviceMeshPtr& from_
   }
   const auto expected = reference.named_parameters();
   for (const auto& item : model.named_parameters()) {
-    EXPECT_TRUE(at::equal(sharded_view(item.value()).local, sharded_view(expected[item.key()]).local)) << item.key();
+    EXPECT_TRUE(at::equal(reshard_and_view(item.value()).local, reshard_and_view(expected[item.key()]).local))
+        << item.key();
   }
 }
 
@@ -490,7 +491,7 @@ TEST(FullyShardInit, test_hsdp_broadcast_across_replicas) {
     Formula unit({{5, 6}, {5}}, MlpImpl::biased, at::kFloat, static_cast<uint64_t>(100 * mesh->coordinate(0)));
     FormulaImpl plain({{5, 6}, {5}}, MlpImpl::biased, at::kFloat, 0);
     fully_shard(unit, {.mesh = mesh});
-    for (const auto& w : unit.w) mesh->group("replicate")->broadcast(sharded_view(w).local, 0).wait();
+    for (const auto& w : unit.w) mesh->group("replicate")->broadcast(reshard_and_view(w).local, 0).wait();
     expect_weights_of(plain, unit);
     for (uint64_t step = 0; step < 2; ++step) {
       const at::Tensor x = fixed({4, 6}, 10 * step + static_cast<uint64_t>(world->rank()));

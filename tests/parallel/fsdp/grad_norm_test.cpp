@@ -88,7 +88,7 @@ at::Tensor whole_gradient(const std::vector<int64_t>& sizes) {
 at::Tensor give_gradients(torch::nn::Module& module) {
   std::vector<at::Tensor> flat;
   for (const auto& parameter : module.parameters()) {
-    const auto view = sharded_view(parameter);
+    const auto view = reshard_and_view(parameter);
     const auto whole = whole_gradient(view.global_sizes);
     parameter.mutable_grad() = whole.narrow(0, view.offsets[0], view.local.size(0)).clone();
     flat.push_back(whole.reshape(-1));
@@ -176,7 +176,7 @@ TEST(GradNormTest, PartsOfSeveralRanks) {
     }
     parameters.push_back(common.parameters()[0]);
     const at::NoGradGuard no_grad;
-    for (const auto& parameter : parameters) sharded_view(parameter).local.copy_(parameter.grad());
+    for (const auto& parameter : parameters) reshard_and_view(parameter).local.copy_(parameter.grad());
     const double expected = at::cat({of_part, of_part * 2, of_all}).norm().item<double>();
     EXPECT_NEAR(total_grad_norm(parameters, 2.0, parts).item<double>(), expected, 1e-6 * expected);
     EXPECT_NEAR(total_parameter_norm(parameters, parts).item<double>(), expected, 1e-6 * expected);

@@ -66,7 +66,7 @@ void expect_accumulation(const AccumulationCase& given, const ProcessGroupPtr& w
     descend(model);
     for (const auto& item : stacks.plain.named_parameters()) {  // the next step starts from equal weights
       const at::Tensor mine = model.named_parameters()[item.key()];
-      sharded_view(mine).local.copy_(part_like(item.value(), mine));
+      reshard_and_view(mine).local.copy_(part_like(item.value(), mine));
     }
   }
 }

@@ -63,7 +63,8 @@ TEST(FullyShardAutograd, test_post_acc_grad_hook_optim_parity) {
     }
     const auto expected = reference.named_parameters();
     for (const auto& item : model.named_parameters()) {
-      EXPECT_TRUE(at::equal(sharded_view(item.value()).local, sharded_view(expected[item.key()]).local)) << item.key();
+      EXPECT_TRUE(at::equal(reshard_and_view(item.value()).local, reshard_and_view(expected[item.key()]).local))
+          << item.key();
     }
   });
 }

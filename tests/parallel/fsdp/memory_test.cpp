@@ -129,7 +129,7 @@ TEST(FullyShardMemory, AnOptimizerInBackwardNeedsOneGradient) {
   chain.shard({.mesh = fake_mesh()});
   for (const auto& w : chain.root.parameters()) {
     register_post_accumulate_grad_hook(w, [](const at::Tensor& parameter) {
-      sharded_view(parameter).local.sub_(parameter.grad(), 0.01);
+      reshard_and_view(parameter).local.sub_(parameter.grad(), 0.01);
       parameter.mutable_grad() = at::Tensor();
     });
   }

@@ -72,7 +72,7 @@ TEST(OffloadedGradients, RowsThatAreGatheredAreWrittenAfterwards) {
     const c10::NoGradGuard no_grad;
     for (int step = 0; step < 2; ++step) {
       const at::Tensor output = twins.unit.forward(x);
-      sharded_view(twins.unit.w[0]).local.mul_(0.5);  // no wait for the gather yet
+      reshard_and_view(twins.unit.w[0]).local.mul_(0.5);  // no wait for the gather yet
       EXPECT_TRUE(at::equal(output, twins.plain.forward(x))) << step;
       twins.plain.w[0].mul_(0.5);
     }

@@ -150,7 +150,7 @@ TEST(ParameterIdentity, Case07_RebindingRaisesOrIsAdopted) {
     Stack model(1, 6, 7);
     shard_stack(model, resharding(world));
     model.to(at::kDouble);  // the next gather adopts the rows' new dtype
-    for (const auto& w : model.parameters()) EXPECT_EQ(sharded_view(w).local.scalar_type(), at::kDouble);
+    for (const auto& w : model.parameters()) EXPECT_EQ(reshard_and_view(w).local.scalar_type(), at::kDouble);
     EXPECT_EQ(model.forward(fixed({4, 6}, 1).to(at::kDouble)).scalar_type(), at::kDouble);
     torch::serialize::OutputArchive archive;
     contains(message_of([&] { model.save(archive); }), "save_checkpoint");
@@ -163,7 +163,7 @@ TEST(ParameterIdentity, Case07_RebindingRaisesOrIsAdopted) {
     w.set_data(fixed({5, 6}, 70));  // the whole, as torch::load does
     EXPECT_EQ(global_sizes(w), (std::vector<int64_t>{5, 6}));
     const int64_t first = world->rank() == 0 ? 0 : 3, rows = world->rank() == 0 ? 3 : 2;
-    EXPECT_TRUE(at::equal(sharded_view(w).local, fixed({5, 6}, 70).narrow(0, first, rows)));
+    EXPECT_TRUE(at::equal(reshard_and_view(w).local, fixed({5, 6}, 70).narrow(0, first, rows)));
     train_equally(twins);
     twins.plain.w[0].set_data(fixed({5, 6}, 71));
     w.set_data(part_like(fixed({5, 6}, 71), w).clone());  // local rows, as vector_to_parameters does

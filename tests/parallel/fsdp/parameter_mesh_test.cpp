@@ -27,8 +27,8 @@ TEST(ParameterMesh, EachIsShardedOverItsOwn) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     Twins twins(kTwoWeights, two_linears, two_meshes(world));
     EXPECT_EQ(fsdp_state(twins.unit)->groups().size(), 2);
-    EXPECT_EQ(sharded_view(twins.unit.w[0]).local.size(0), 3);
-    EXPECT_EQ(sharded_view(twins.unit.w[1]).local.size(0), world->rank() == 3 ? 0 : world->rank() == 2 ? 1 : 2);
+    EXPECT_EQ(reshard_and_view(twins.unit.w[0]).local.size(0), 3);
+    EXPECT_EQ(reshard_and_view(twins.unit.w[1]).local.size(0), world->rank() == 3 ? 0 : world->rank() == 2 ? 1 : 2);
     for (uint64_t step = 0; step < 3; ++step) {
       const at::Tensor x = fixed({4, 6}, step);
       const at::Tensor expected = twins.plain.forward(x), actual = twins.unit.forward(x);

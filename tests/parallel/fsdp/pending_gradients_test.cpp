@@ -218,7 +218,7 @@ void expect_conversion_requires_clear(const std::function<void(Chain& chain)>& c
     convert(models.plain);
     convert(models.chain);
     for (int time = 0; time < 2; ++time) {
-      for (const auto& w : models.chain.root.parameters()) sharded_view(w);  // changes nothing
+      for (const auto& w : models.chain.root.parameters()) reshard_and_view(w);  // changes nothing
       contains(message_of([&] {
                  models.chain.root.forward(fixed({4, 6}, 2).to(at::kDouble));
                }),
@@ -320,7 +320,7 @@ TEST(FullyShardConversion, IsNotForgottenWhenTheRowsAreLookedAtFirst) {
     twins.unit.forward(fixed({4, 6}, 1));
     twins.plain.to(at::kDouble);
     twins.unit.to(at::kDouble);
-    EXPECT_EQ(sharded_view(twins.unit.w[0]).local.scalar_type(), at::kDouble);
+    EXPECT_EQ(reshard_and_view(twins.unit.w[0]).local.scalar_type(), at::kDouble);
     const at::Tensor x = fixed({4, 6}, 2).to(at::kDouble);
     EXPECT_TRUE(at::equal(twins.unit.forward(x), twins.plain.forward(x)));
   });

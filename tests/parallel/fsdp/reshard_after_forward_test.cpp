@@ -154,7 +154,7 @@ TEST(FsdpSchedule, UnshardAndReshardByHand) {
     reshard(*chain.units[1]);
     EXPECT_EQ(chain.units[1]->w[0].size(0), 3);
     unshard(*chain.units[1]);
-    EXPECT_EQ(sharded_view(chain.units[1]->w[0]).local.size(0),
+    EXPECT_EQ(reshard_and_view(chain.units[1]->w[0]).local.size(0),
               3);  // resharded: the rows may change
     EXPECT_EQ(chain.units[1]->w[0].size(0), 3);
   });

@@ -55,7 +55,7 @@ TEST(FullyShardInit, test_init_1d_transformer_shard_largest_dim) {
       const auto whole = plain.root.named_parameters();
       for (const auto& item : blocks.root.named_parameters()) {
         const int64_t dim = largest_dim(whole[item.key()]).dim;
-        const ShardedTensor view = sharded_view(item.value());
+        const ShardedTensor view = reshard_and_view(item.value());
         EXPECT_EQ(view.placements, (std::vector<Placement>{Placement::shard(dim)})) << item.key();
         EXPECT_EQ(view.local.size(dim) * world->size(), whole[item.key()].size(dim));
         EXPECT_TRUE(at::equal(view.local, part_like(whole[item.key()], item.value())));
@@ -78,7 +78,7 @@ TEST(FullyShardInit, test_init_1d_transformer_shard_dim_neg1) {
     Formula unit(kBlock, two_matrices);
     fully_shard(unit, options);
     for (size_t i = 0; i < kBlock.size(); ++i) {
-      const auto view = sharded_view(unit.w[i]);
+      const auto view = reshard_and_view(unit.w[i]);
       const int64_t last = static_cast<int64_t>(kBlock[i].size()) - 1;
       EXPECT_EQ(view.placements, (std::vector<Placement>{Placement::shard(last)}));
       EXPECT_TRUE(at::equal(view.local, plain.w[i].detach().chunk(2, -1)[world->rank()]));
@@ -188,7 +188,7 @@ TEST(FullyShardTraining, test_shard_placement_fn_contiguous_params_grads) {
       EXPECT_TRUE(contiguous_full);
       for (const auto& w : unit.w) {
         EXPECT_TRUE(w.is_contiguous());
-        EXPECT_TRUE(sharded_view(w).local.is_contiguous());
+        EXPECT_TRUE(reshard_and_view(w).local.is_contiguous());
         EXPECT_TRUE(w.grad().is_contiguous());
       }
     }
@@ -201,7 +201,7 @@ TEST(FullyShardStateDict, RowsOfTheLargestDimension) {
     blocks.shard(on_largest_dim(flat_mesh(world)));
     const auto expected = plain.root.named_parameters();
     for (const auto& item : blocks.root.named_parameters()) {
-      const ShardedTensor view = sharded_view(item.value());
+      const ShardedTensor view = reshard_and_view(item.value());
       EXPECT_TRUE(view.local.is_alias_of(item.value()));
       const int64_t dim = largest_dim(expected[item.key()]).dim;
       at::Tensor whole = at::zeros(view.global_sizes);
@@ -209,7 +209,7 @@ TEST(FullyShardStateDict, RowsOfTheLargestDimension) {
       world->all_reduce(whole, ReduceOp::kSum).wait();
       EXPECT_TRUE(at::equal(whole, expected[item.key()])) << item.key();
       assign_full_parameter(item.value(), whole * 2);
-      EXPECT_TRUE(at::equal(sharded_view(item.value()).local, part_like(expected[item.key()] * 2, item.value())));
+      EXPECT_TRUE(at::equal(reshard_and_view(item.value()).local, part_like(expected[item.key()] * 2, item.value())));
     }
   });
 }

@@ -34,7 +34,7 @@ void expect_tied_parity(const ProcessGroupPtr& world, int64_t rows, const Device
   Hooked<TiedImpl> model(rows);
   for (const auto& block : model.blocks) fully_shard(*block, {.mesh = mesh});
   fully_shard(model, {.mesh = mesh});
-  const at::Tensor before = sharded_view(model.table).local.clone();
+  const at::Tensor before = reshard_and_view(model.table).local.clone();
   for (int64_t step = 0; step < 3; ++step) {
     const at::Tensor tokens = (at::arange(12).view({3, 4}) * 3 + step + world->rank()).remainder(rows);
     plain.zero_grad();
@@ -50,7 +50,7 @@ void expect_tied_parity(const ProcessGroupPtr& world, int64_t rows, const Device
     descend(model);
   }
   expect_weights_of(plain, model);
-  const at::Tensor after = sharded_view(model.table).local;
+  const at::Tensor after = reshard_and_view(model.table).local;
   for (int64_t row = 0; row < after.size(0); ++row)
     EXPECT_FALSE(at::equal(after[row], before[row])) << "row " << row << " was never updated";
 }

@@ -1,5 +1,5 @@
 // test_fully_shard_state.py, _state_dict.py, _logging.py and fsdp_dsd: a module's state, and the weights as checkpoints
-// see them. This library's state dict is sharded_view over named_parameters().
+// see them. This library's state dict is reshard_and_view over named_parameters().
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -67,7 +67,7 @@ at::Tensor affine(const Weights& w, at::Tensor x) { return at::linear(x, w[0], w
 
 /// A whole parameter, assembled from the ranks' views.
 at::Tensor whole_of(const at::Tensor& parameter, ProcessGroup& world) {
-  const ShardedTensor view = sharded_view(parameter);
+  const ShardedTensor view = reshard_and_view(parameter);
   at::Tensor whole = at::zeros(view.global_sizes);
   at::Tensor mine = whole;
   for (size_t dim = 0; dim < view.offsets.size(); ++dim) {
@@ -98,7 +98,7 @@ TEST(FullyShardStateDict, test_dp_state_dict_save_load) {
         std::vector<std::string> names;
         for (const auto& item : chain.root.named_parameters()) {
           names.push_back(item.key());
-          const ShardedTensor view = sharded_view(item.value());
+          const ShardedTensor view = reshard_and_view(item.value());
           EXPECT_EQ(item.value().sizes(), view.local.sizes()) << "the view frees";
           EXPECT_EQ(view.global_sizes, (std::vector<int64_t>{width, width}));
           EXPECT_TRUE(view.local.is_alias_of(item.value())) << "the view is the live storage";
@@ -110,13 +110,13 @@ TEST(FullyShardStateDict, test_dp_state_dict_save_load) {
         for (const auto& item : plain.root.named_parameters()) {
           item.value().set_data(item.value().detach() * 3 + 1);
           const at::Tensor mine = chain.root.named_parameters()[item.key()];
-          const void* const address = sharded_view(mine).local.data_ptr();
+          const void* const address = reshard_and_view(mine).local.data_ptr();
           if (item.key() == "w0") {
             assign_full_parameter(mine, item.value());
           } else {
-            sharded_view(mine).local.copy_(part_like(item.value(), mine));
+            reshard_and_view(mine).local.copy_(part_like(item.value(), mine));
           }
-          EXPECT_EQ(sharded_view(mine).local.data_ptr(), address);
+          EXPECT_EQ(reshard_and_view(mine).local.data_ptr(), address);
         }
         const at::Tensor loss = plain.forward(), sharded_loss = chain.forward();
         EXPECT_TRUE(at::equal(sharded_loss, loss));
@@ -135,7 +135,7 @@ TEST(FullyShardStateDict, test_cached_state_dict) {
       chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = reshard});
       ShardedTensors cached;  // read once, before the first forward
       for (const auto& item : chain.root.named_parameters())
-        cached.emplace_back(item.key(), sharded_view(item.value()));
+        cached.emplace_back(item.key(), reshard_and_view(item.value()));
       for (uint64_t step = 0; step < 3; ++step) {
         const at::Tensor before = cached[0].second.local.clone();
         chain.root.zero_grad();
@@ -143,7 +143,7 @@ TEST(FullyShardStateDict, test_cached_state_dict) {
         descend(chain.root);
         EXPECT_FALSE(at::equal(cached[0].second.local, before));
         for (const auto& [name, view] : cached) {
-          const at::Tensor now = sharded_view(chain.root.named_parameters()[name]).local;
+          const at::Tensor now = reshard_and_view(chain.root.named_parameters()[name]).local;
           EXPECT_EQ(view.local.data_ptr(), now.data_ptr()) << name;
           EXPECT_TRUE(at::equal(view.local, now)) << name;
         }
@@ -180,7 +180,7 @@ TEST(FullyShardStateDict, test_dp_state_dict_cpu_offload) {
         loss.backward();
         expect_gradients_of(plain, *each);
         for (const auto& w : each->w) {
-          EXPECT_TRUE(sharded_view(w).local.is_cpu());
+          EXPECT_TRUE(reshard_and_view(w).local.is_cpu());
           EXPECT_TRUE(w.grad().is_cpu());
           EXPECT_TRUE(at::equal(whole_of(w, *world), plain.w[&w - each->w.data()]));
         }

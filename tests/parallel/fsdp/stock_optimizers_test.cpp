@@ -43,7 +43,7 @@ TEST_P(StockOptimizers, StepLocalRowsAsTheWhole) {
       plain->step();
       sharded->step();
       for (size_t i = 0; i < 2; ++i) {
-        const auto local = sharded_view(twins.unit.w[i]).local;
+        const auto local = reshard_and_view(twins.unit.w[i]).local;
         EXPECT_TRUE(at::equal(local, part_like(twins.plain.w[i], twins.unit.w[i]))) << "step " << step;
       }
     }
@@ -92,7 +92,7 @@ TEST(ParameterIdentity, Case09_TiedParametersInStockOptimizersStepAsInPlainTorch
     unit.forward(fixed({4, 6}, 1)).sum().backward();
     expected.step();  // C++ lists a tied parameter twice and steps it twice; this library's Optimizer once
     optimizer.step();
-    EXPECT_TRUE(at::equal(sharded_view(unit.w[0]).local, part_like(plain.w[0], unit.w[0])));
+    EXPECT_TRUE(at::equal(reshard_and_view(unit.w[0]).local, part_like(plain.w[0], unit.w[0])));
   });
 }
 

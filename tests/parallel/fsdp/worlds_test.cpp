@@ -47,7 +47,7 @@ TEST_P(FullyShardTest, LossAndGradientsAreBitEqualToThePlainModel) {
       loss.backward();
       auto reference = plain.named_parameters();
       for (auto& item : model.named_parameters()) {
-        const auto view = sharded_view(item.value());
+        const auto view = reshard_and_view(item.value());
         ASSERT_TRUE(item.value().grad().defined()) << item.key();
         ASSERT_TRUE(at::equal(item.value().grad(), part_like(reference[item.key()].grad(), item.value())))
             << item.key();

@@ -154,7 +154,7 @@ TEST(TensorParallelLayout, OutlivesSetDataAndEndsWithTheTensor) {
   EXPECT_FALSE(tensor_parallel_layout(weight).has_value());
   set_tensor_parallel(weight, tp, Placement::shard(-1));
   weight.set_data(fixed({3, 4}, 2).to(at::kDouble));
-  const auto view = sharded_view(weight);
+  const auto view = reshard_and_view(weight);
   EXPECT_EQ(view.global_sizes, (std::vector<int64_t>{3, 8}));
   EXPECT_EQ(view.offsets, (std::vector<int64_t>{0, 4}));
   EXPECT_EQ(view.placements, (std::vector<Placement>{Placement::shard(1)}));
@@ -188,7 +188,7 @@ TEST(TensorParallelLayout, WrongUsesAreNamed) {
            "has sizes [4, 12] in the whole model and [4, 6] on each rank of 'tp'");
   const at::Tensor orphan = fixed({2}, 1);
   set_tensor_parallel(orphan, mesh_of_one(), Placement::shard(0));
-  contains(message_of([&] { sharded_view(orphan); }), "keep the mesh while the model lives");
+  contains(message_of([&] { reshard_and_view(orphan); }), "keep the mesh while the model lives");
 }
 
 }  // namespace

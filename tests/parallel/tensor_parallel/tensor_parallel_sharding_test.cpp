@@ -32,30 +32,30 @@ TEST(FullyShardInit, test_shard_dtensor_parameters) {
     fill_whole(mlp, 30);
 
     // 5 rows per tensor-parallel rank, 3 of them on the first FSDP rank.
-    const auto up = sharded_view(mlp.up->weight);
+    const auto up = reshard_and_view(mlp.up->weight);
     EXPECT_EQ(up.global_sizes, (std::vector<int64_t>{10, 6}));
     EXPECT_EQ(up.offsets, (Offsets{5 * tp + 3 * dp, 0}));
     EXPECT_EQ(up.local.sizes(), at::IntArrayRef({dp == 0 ? 3 : 2, 6}));
     EXPECT_EQ(up.placements, (Placements{Placement::strided_shard(0, 2), Placement::shard(0)}));
     EXPECT_EQ(up.mesh->describe(), "(dp=2, tp=2)");
     EXPECT_EQ(up.mesh->group("tp"), mesh->group("tp"));
-    EXPECT_EQ(sharded_view(mlp.up->bias).offsets, (Offsets{5 * tp + 3 * dp}));
+    EXPECT_EQ(reshard_and_view(mlp.up->bias).offsets, (Offsets{5 * tp + 3 * dp}));
 
-    const auto down = sharded_view(mlp.down->weight);
+    const auto down = reshard_and_view(mlp.down->weight);
     EXPECT_EQ(down.global_sizes, (std::vector<int64_t>{6, 10}));
     EXPECT_EQ(down.offsets, (Offsets{3 * dp, 5 * tp}));
     EXPECT_EQ(down.placements, (Placements{Placement::shard(0), Placement::shard(1)}));
 
-    const auto bias = sharded_view(mlp.down->bias);
+    const auto bias = reshard_and_view(mlp.down->bias);
     EXPECT_EQ(bias.global_sizes, (std::vector<int64_t>{6}));
     EXPECT_EQ(bias.offsets, (Offsets{3 * dp}));
     EXPECT_EQ(bias.placements, (Placements{Placement::shard(0), Placement::replicate()}));
-    EXPECT_EQ(sharded_view(mlp.norm->weight).placements, (Placements{Placement::shard(0)}));
+    EXPECT_EQ(reshard_and_view(mlp.norm->weight).placements, (Placements{Placement::shard(0)}));
 
     uint64_t seed = 30;
     for (const auto& item : mlp.named_parameters()) {
       const at::Tensor whole = fixed(global_sizes(item.value()), seed++) * 0.5;
-      EXPECT_TRUE(at::equal(assembled(sharded_view(item.value()), *world), whole)) << item.key();
+      EXPECT_TRUE(at::equal(assembled(reshard_and_view(item.value()), *world), whole)) << item.key();
     }
   });
 }
@@ -85,7 +85,7 @@ TEST(FullyShardInit, test_meta_device_2d_init) {
       });
       const auto expected = plain->named_parameters();
       for (const auto& item : model->named_parameters()) {
-        const auto view = sharded_view(item.value());
+        const auto view = reshard_and_view(item.value());
         EXPECT_TRUE(at::equal(view.local, part_like(expected[item.key()], item.value()))) << item.key();
       }
       const at::Tensor x = fixed({2, 6}, 1 + mesh->coordinate(0));
@@ -97,12 +97,12 @@ TEST(FullyShardInit, test_meta_device_2d_init) {
       fully_shard(*empty, {.mesh = mesh->submesh({"dp"})});
       for (auto& parameter : empty->parameters()) {
         materialise_empty_parameter(parameter, device_of_tests());
-        sharded_view(parameter).local.fill_(9);
+        reshard_and_view(parameter).local.fill_(9);
       }
       empty->up->reset_parameters();
       empty->down->reset_parameters();
       for (const auto& parameter : {empty->up->weight, empty->up->bias, empty->down->weight, empty->down->bias})
-        EXPECT_FALSE((sharded_view(parameter).local.abs() > 1).any().item<bool>());
+        EXPECT_FALSE((reshard_and_view(parameter).local.abs() > 1).any().item<bool>());
     }
   });
 }
@@ -116,7 +116,7 @@ TEST(FullyShardInit, test_move_states_to_device_dtensor_valid) {
   fully_shard(mlp, {.mesh = mesh->submesh({"dp"})});
   for (const auto& item : mlp.named_parameters())
     EXPECT_EQ(item.value().device(), c10::Device(at::kMeta)) << item.key();
-  EXPECT_EQ(sharded_view(mlp.up->weight).global_sizes, (std::vector<int64_t>{10, 6}));
+  EXPECT_EQ(reshard_and_view(mlp.up->weight).global_sizes, (std::vector<int64_t>{10, 6}));
 }
 
 TEST(FullyShardInit, test_move_states_to_device_dtensor_invalid) {
@@ -142,14 +142,14 @@ TEST(FullyShardInit, test_init_2d_transformer_shard_diff_dim) {
     shard_units(model, {.mesh = mesh->submesh({"dp"}), .shard_placement_fn = other_dim});
     uint64_t seed = 1;
     for (const auto& item : model.named_parameters()) {
-      const auto view = sharded_view(item.value());
+      const auto view = reshard_and_view(item.value());
       const at::Tensor whole = fixed(view.global_sizes, seed++) * 0.5;
       EXPECT_TRUE(at::equal(assembled(view, *world), whole)) << item.key();
     }
-    const auto up = sharded_view(model.units[1]->mlp->up->weight);
+    const auto up = reshard_and_view(model.units[1]->mlp->up->weight);
     EXPECT_EQ(up.placements, (Placements{Placement::shard(1), Placement::shard(0)}));
     EXPECT_EQ(up.offsets, (Offsets{6 * mesh->coordinate(1), 4 * mesh->coordinate(0)}));
-    const auto down = sharded_view(model.units[1]->mlp->down->weight);
+    const auto down = reshard_and_view(model.units[1]->mlp->down->weight);
     EXPECT_EQ(down.placements, (Placements{Placement::shard(0), Placement::shard(1)}));
   });
 }
@@ -163,7 +163,7 @@ TEST(FullyShardDtensor, test_sharded_param_correctness_1d) {
     fully_shard(mlp, {.mesh = mesh->submesh({"dp"})});
     uint64_t seed = 3;
     for (const auto& item : mlp.named_parameters()) {
-      const auto view = sharded_view(item.value());
+      const auto view = reshard_and_view(item.value());
       const at::Tensor whole = fixed(view.global_sizes, seed++) * 0.5;
       EXPECT_TRUE(at::equal(view.local, whole.chunk(2)[static_cast<size_t>(world->rank())]));
       EXPECT_EQ(view.placements[0], Placement::shard(0)) << item.key();
@@ -177,21 +177,21 @@ TEST(FullyShardDtensor, test_fsdp_tp_dtensor_sharded_params) {
     // Pure tensor parallelism first: views and whole weights without fully_shard.
     ParallelMlp mlp(8, 12, mesh);
     fill_whole(mlp, 3);
-    EXPECT_EQ(sharded_view(mlp.up->weight).offsets, (Offsets{3 * world->rank(), 0}));
-    EXPECT_TRUE(at::equal(assembled(sharded_view(mlp.down->weight), *world), fixed({8, 12}, 7) * 0.5));
+    EXPECT_EQ(reshard_and_view(mlp.up->weight).offsets, (Offsets{3 * world->rank(), 0}));
+    EXPECT_TRUE(at::equal(assembled(reshard_and_view(mlp.down->weight), *world), fixed({8, 12}, 7) * 0.5));
     // Then FSDP over the other dimension: 3 rows of the first weight over 2 ranks, then over 4, where the last has no
     // rows and its offset is the end of the whole weight.
     const auto wide = make_fake_group({.rank = 3, .world_size = 8});
     const auto grid = std::make_shared<DeviceMesh>(wide, std::vector<int>{4, 2}, std::vector<std::string>{"dp", "tp"});
     ParallelMlp wider(8, 6, grid->submesh({"tp"}));
     fully_shard(wider, {.mesh = grid->submesh({"dp"})});  // dp 1, tp 1
-    EXPECT_EQ(sharded_view(wider.up->weight).offsets, (Offsets{4, 0}));
+    EXPECT_EQ(reshard_and_view(wider.up->weight).offsets, (Offsets{4, 0}));
     const auto last = std::make_shared<DeviceMesh>(make_fake_group({.rank = 6, .world_size = 8}),
                                                    std::vector<int>{4, 2}, std::vector<std::string>{"dp", "tp"});
     ParallelMlp empty(8, 6, last->submesh({"tp"}));
     fully_shard(empty, {.mesh = last->submesh({"dp"})});  // dp 3, tp 0: not the start of tp 1
-    EXPECT_EQ(sharded_view(empty.up->weight).offsets, (Offsets{6, 0}));
-    EXPECT_EQ(sharded_view(empty.up->weight).local.size(0), 0);
+    EXPECT_EQ(reshard_and_view(empty.up->weight).offsets, (Offsets{6, 0}));
+    EXPECT_EQ(reshard_and_view(empty.up->weight).local.size(0), 0);
   });
 }
 

@@ -76,7 +76,7 @@ struct ParallelTwins {
   }
   void descend() {
     for (auto& parameter : plain.parameters()) parameter.data().sub_(parameter.grad(), 0.001);
-    for (auto& parameter : model.parameters()) sharded_view(parameter).local.sub_(parameter.grad(), 0.001);
+    for (auto& parameter : model.parameters()) reshard_and_view(parameter).local.sub_(parameter.grad(), 0.001);
   }
 
   DeviceMeshPtr mesh;
@@ -150,7 +150,7 @@ TEST(FullyShardTraining, test_shard_placement_fn_tp_ep) {
       };
       ParallelTwins<ExpertBlock> twins(mesh, {"dp"}, options);
       for (const auto& unit : twins.model.units)
-        EXPECT_EQ(sharded_view(unit->experts).mesh->dim_names(), (Names{"efsdp", "tp"}));
+        EXPECT_EQ(reshard_and_view(unit->experts).mesh->dim_names(), (Names{"efsdp", "tp"}));
       for (int step = 0; step < 3; ++step) {
         twins.step_and_compare(step);
         twins.descend();
@@ -196,7 +196,7 @@ TEST(FullyShardDtensor, test_validation_spmd_mesh_non_dtensor_params) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
     ParallelTwins<ParallelMlp> twins(std::make_shared<DeviceMesh>(world, kFsdpTp.shape, kFsdpTp.names), kFsdpTp.fsdp);
     const auto& norm = twins.model.units[0]->norm->weight;
-    EXPECT_EQ(sharded_view(norm).mesh->describe(), "(dp=2)");
+    EXPECT_EQ(reshard_and_view(norm).mesh->describe(), "(dp=2)");
     twins.step_and_compare(0);
   });
 }
@@ -236,7 +236,7 @@ TEST(FullyShardComposability, ReplicatedParametersHaveEqualGradientsOnAllTensorP
     twins.step_and_compare(0);
     int replicated = 0;
     for (const auto& item : twins.model.named_parameters()) {
-      const auto view = sharded_view(item.value());
+      const auto view = reshard_and_view(item.value());
       if (view.mesh->ndim() == 2 && view.placements[1] != Placement::replicate()) continue;
       ++replicated;
       const at::Tensor mine = item.value().grad().detach().clone().reshape({-1});
