@@ -15,6 +15,7 @@
 #include <set>
 #include <string_view>
 
+#include "framework/arguments/arguments.h"
 #include "models/families/model_family.h"
 #include "models/lora/lora.h"
 #include "models/register_models.h"
