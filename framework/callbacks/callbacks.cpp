@@ -8,14 +8,14 @@ namespace megashard {
 namespace {
 
 /// Created by the first call, which may come before other static objects exist.
-std::vector<CallbackKind>& registered() {
+std::vector<CallbackKind>& registered_callbacks() {
   static std::vector<CallbackKind> kinds;
   return kinds;
 }
 
 }  // namespace
 
-const std::vector<CallbackKind>& callbacks() { return registered(); }
+const std::vector<CallbackKind>& callbacks() { return registered_callbacks(); }
 
 std::vector<std::shared_ptr<Listener>> make_callbacks(const std::vector<std::string>& names,
                                                       const std::map<std::string, double>& options) {
@@ -34,7 +34,7 @@ std::vector<std::shared_ptr<Listener>> make_callbacks(const std::vector<std::str
 }
 
 void add_callback(const CallbackKind& kind) {
-  auto& kinds = registered();
+  auto& kinds = registered_callbacks();
   kinds.insert(std::ranges::lower_bound(kinds, kind.name, {}, &CallbackKind::name), kind);
 }
 

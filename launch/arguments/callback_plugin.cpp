@@ -25,15 +25,18 @@ std::string flag_of(const std::string& word) {
 }  // namespace
 
 void load_callback_plugins(const std::vector<std::string>& words) {
+  const auto load = [](const std::string& path) {
+    if (!path.empty()) load_callback_plugin(path);  // the parser refuses an empty value
+  };
   bool is_value = false;
   for (const std::string& word : words) {
     if (!word.starts_with("--")) {
-      if (is_value) load_callback_plugin(word);
+      if (is_value) load(word);
       continue;
     }
     is_value = flag_of(word) == kFlag;
     const auto equals = word.find('=');
-    if (is_value && equals != std::string::npos) load_callback_plugin(word.substr(equals + 1));
+    if (is_value && equals != std::string::npos) load(word.substr(equals + 1));
   }
 }
 

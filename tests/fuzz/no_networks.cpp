@@ -1,0 +1,23 @@
+// The targets read configurations and build no network: the functions that only a network needs.
+#include <c10/util/Exception.h>
+
+#include "models/network/network.h"
+#include "models/vision/qwen_vision.h"
+
+namespace megashard {
+
+LayerSpec decoder_layer(const DecoderConfig& /*config*/, int64_t /*index*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+Network decoder_network(DecoderConfig /*config*/, const DescribeLayer& /*layer*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+void for_each_part(const Network& /*network*/, const std::function<void(const PartSpec&)>& /*visit*/) {}
+
+EncoderSpecPtr qwen_vision(VisionLanguageConfig /*config*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+}  // namespace megashard
