@@ -55,7 +55,7 @@ class ConversationSet {
   struct Items {
     std::string name;
     at::Tensor values;          ///< [items, ...], inside the mapping
-    std::vector<int64_t> ends;  ///< of each sample
+    std::vector<int64_t> ends;  ///< number of items up to the end of each sample
   };
   const std::vector<Items>& items() const { return items_; }
 

@@ -10,9 +10,9 @@
 
 namespace megashard {
 
-/// What a callback was compiled against. A program ignores callbacks of another stamp.
+/// Versions that a callback is compiled against. The program ignores a callback whose stamp differs from its own.
 struct CallbackStamp {
-  uint32_t version = 1;  ///< of Listener and CallbackKind
+  uint32_t version = 1;  ///< changes with Listener and CallbackKind
   const char* libtorch = TORCH_VERSION;
   size_t report_bytes = sizeof(StepReport);
   size_t run_bytes = sizeof(TrainingRun);

@@ -59,12 +59,12 @@ class StepReader {
   DiagnosticSink sink_;
   Fail fail_;
   StepStats stats_;
-  std::vector<int64_t> batches_;               // of the steps in stats_
-  std::vector<std::string> names_{"lm loss"};  // likewise
+  std::vector<int64_t> batches_;               // number of samples of each step in stats_
+  std::vector<std::string> names_{"lm loss"};  // names of the metrics in stats_
   StepSummary last_;
   StepInterval interval_;
   Merged merged_;
-  int64_t steps_ = 0, unlearnt_steps_ = 0;  // of this run; of the latter every label is masked
+  int64_t steps_ = 0, unlearnt_steps_ = 0;  // read in this run; unlearnt: every label is masked
 };
 
 }  // namespace megashard

@@ -32,8 +32,8 @@ class MetricsFiles;
 struct TrainerCallbacks {
   std::function<void(const std::string& line)> print_on_first_rank;
   DiagnosticSink sink{};                               ///< receives warnings, on every rank; null: nobody
-  std::function<StopRequest()> stop_request;           ///< of this rank
-  std::function<int64_t()> peak_memory_bytes;          ///< of this rank
+  std::function<StopRequest()> stop_request;           ///< returns this rank's request
+  std::function<int64_t()> peak_memory_bytes;          ///< returns this rank's peak
   std::function<int64_t()> live_memory_bytes{};        ///< MemoryLog::Sources::live_bytes, for --log-memory
   std::vector<std::shared_ptr<Listener>> listeners{};  ///< called before the trainer's own
   std::chrono::steady_clock::time_point program_start;
