@@ -127,7 +127,7 @@ void DecoderModel::_init_tp_model() {
     if (auto* cut = dynamic_cast<CutOverRanks*>(module.get())) cut->declare_cut(mesh);
   }
   for (const auto& parameter : parameters()) {
-    if (!tensor_parallel_layout(parameter)) set_tensor_parallel(parameter, mesh, Placement::replicate());
+    if (tensor_parallel_layouts(parameter).empty()) set_tensor_parallel(parameter, mesh, Placement::replicate());
   }
 }
 

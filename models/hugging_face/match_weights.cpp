@@ -7,7 +7,6 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "framework/modules/megatron_module.h"
 #include "models/config/weight_files.h"
 #include "models/lora/lora.h"
 #include "parallel/fsdp/fully_shard.h"
@@ -124,11 +123,6 @@ std::string WeightMismatch::text() const {
 
 std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const std::vector<TensorInfo>& infos,
                                         WeightMismatch& mismatch) {
-  const auto* megatron = dynamic_cast<const MegatronModule*>(&module);
-  const auto is_on_other_rank = [&](const std::string& name) {
-    return megatron != nullptr &&
-           (megatron->is_on_other_rank(name) || megatron->is_on_other_rank(std::string(kModelName) + name));
-  };
   Stored stored;
   for (const auto& info : infos) stored.emplace(info.name, &info);
   auto targets = targets_of(module);
@@ -156,13 +150,11 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
   }
   for (const auto& [source, experts] : experts_in) {
     const auto there = stored.at(source)->sizes.front();
-    const bool more_elsewhere =
-        is_on_other_rank(source.substr(0, source.rfind('.')) + "." + std::to_string(there - 1) + ".");
-    if (there > experts && !more_elsewhere)
+    if (there > experts)
       mismatch.sizes.push_back(c10::str(source, " of ", there, " experts for ", experts));
   }
   for (const auto& info : infos) {
-    if (known.contains(info.name) || is_on_other_rank(info.name)) continue;
+    if (known.contains(info.name)) continue;
     (is_derived(info.name) ? mismatch.unused : mismatch.unexpected).push_back(info.name);
   }
   mismatch.hint = hint_at_wrapper(mismatch.unexpected, known);
