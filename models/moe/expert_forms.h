@@ -2,18 +2,28 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
-#include "parallel/sharded_tensor.h"
+#include "checkpoint/weights/weight_map.h"
 
 namespace megashard {
 
-/// Forms that a checkpoint may have of a tensor of stacked experts (experts.h), a weight, its adapter or its optimizer
-/// state: the experts one by one (ours before they were stacked), and gate_up_proj as [E, 2 I, C] (PyTorch's, of
-/// transformers' models). Empty for other keys. `num_experts`: of the layer.
-std::vector<ShardedTensors> expert_forms(const std::string& key, const ShardedTensor& tensor, int64_t num_experts);
+/// How a family's published files have the experts of a layer.
+struct ExpertFiles {
+  /// Both tensors packed as [E, 2 I, C] and [E, C, I], transposed, or one expert by one.
+  enum class Form { kPacked, kTransposed, kSeparate };
+  Form form = Form::kSeparate;
+  std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  ///< names of an expert's own weights
+};
 
-/// True for the name of a parameter of stacked experts or of its adapter.
-bool is_of_experts(const std::string& name);
+/// Sizes of the experts of a layer.
+struct ExpertSizes {
+  int64_t experts, hidden, intermediate;
+  bool gated = true;
+};
+
+/// The forms in which files have the experts of a layer, the published one first: gate_up_proj [E, 2, I, C] (without a
+/// gate: up_proj [E, I, C]) and down_proj [E, C, I] of the module `path`, "model.layers.0.mlp.experts." All can be
+/// read. Square experts are published packed: transformers transposes a tensor only if its sizes differ from its own.
+WeightGroup expert_forms(const std::string& path, const ExpertSizes& sizes, const ExpertFiles& published);
 
 }  // namespace megashard

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "models/moe/expert_forms.h"
+#include "models/moe/experts_in_checkpoints.h"
 #include "models/moe/router_losses.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/tensor_parallel_layout.h"
@@ -30,7 +30,7 @@ int expert_shard_size(int world, int shard, int ep_size, std::optional<int> want
 
 std::vector<ShardedTensors> ExpertParallelModule::other_forms(const std::string& key,
                                                               const ShardedTensor& tensor) const {
-  return expert_forms(key, tensor, moe_config().num_experts);
+  return checkpoint_forms(key, tensor, moe_config().num_experts);
 }
 
 bool ExpertParallelModule::is_stack_of_matrices(const std::string& name) const { return is_of_experts(name); }
@@ -43,7 +43,7 @@ std::vector<AuxTerm> ExpertParallelModule::router_terms(const LayerOutput& state
 
 std::vector<SparseMoeBlock*> ExpertParallelModule::sparse_blocks() const {
   std::vector<SparseMoeBlock*> blocks;
-  for (const auto& each : modules()) {
+  for (const auto& each : modules(/*include_self=*/false)) {
     if (auto* block = dynamic_cast<SparseMoeBlock*>(each.get())) blocks.push_back(block);
   }
   return blocks;

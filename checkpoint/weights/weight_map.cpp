@@ -1,0 +1,251 @@
+#include "checkpoint/weights/weight_map.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <functional>
+
+namespace megashard {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+/// A box of a tensor and its numbers.
+struct Box {
+  at::Tensor data;
+  Sizes offsets;
+};
+
+/// The part of the shard that lies in a box of its tensor; undefined data if there is none.
+Box intersection(const WeightPart& part, const ShardedTensor& shard) {
+  Box both{shard.local.detach(), {}};
+  TORCH_INTERNAL_ASSERT(part.sizes.size() == shard.global_sizes.size(), part.tensor);
+  for (size_t i = 0; i < part.sizes.size(); ++i) {
+    const auto dim = static_cast<int64_t>(i);
+    const int64_t begin = std::max(part.offsets[i], shard.offsets[i]);
+    const int64_t end = std::min(part.offsets[i] + part.sizes[i], shard.offsets[i] + shard.local.size(dim));
+    if (begin >= end) return {};
+    both.data = both.data.narrow(dim, begin - shard.offsets[i], end - begin);
+    both.offsets.push_back(begin);
+  }
+  return both;
+}
+
+at::Tensor in_model_dimensions(const WeightPart& part, at::Tensor stored) {
+  if (!part.view.empty()) stored = stored.view(part.view);
+  return part.permutation.empty() ? stored : stored.permute(part.permutation);
+}
+
+int64_t stored_offset(const WeightPart& part, size_t dim) {
+  return part.stored_offsets.empty() ? 0 : part.stored_offsets[dim];
+}
+
+/// From the model's dimensions back to those of `view`. Offsets are those in the stored tensor.
+Box unpermuted(const WeightPart& part, Box box) {
+  for (size_t i = 0; i < box.offsets.size(); ++i) box.offsets[i] += stored_offset(part, i) - part.offsets[i];
+  if (part.permutation.empty()) return box;
+  Sizes back(part.permutation.size()), offsets(back.size());
+  for (size_t i = 0; i < back.size(); ++i) {
+    const auto from = static_cast<size_t>(part.permutation[i]);
+    back[from] = static_cast<int64_t>(i);
+    offsets[from] = box.offsets[i];
+  }
+  return {box.data.permute(back), std::move(offsets)};
+}
+
+/// Joins dimensions of `view` to those of the stored tensor. Calls `visit` for each of the boxes that this makes.
+class DimensionJoiner {
+ public:
+  DimensionJoiner(const WeightPart& part, std::function<void(Box)> visit) : part_(part), visit_(std::move(visit)) {
+    size_t end = 0;
+    for (const int64_t size : part.stored_sizes) {
+      const size_t begin = end;
+      int64_t joined = 1;
+      while (end < part.view.size() && (joined < size || end == begin)) joined *= part.view[end++];
+      runs_.emplace_back(begin, end);
+      TORCH_INTERNAL_ASSERT(joined == size, part.stored);
+    }
+    if (!runs_.empty()) runs_.back().second = part.view.size();
+  }
+
+  void join(const Box& box) const {
+    for (const auto& [begin, end] : runs_) {
+      const auto split = split_dimension(box, begin, end);
+      if (split == end) continue;
+      const auto dim = static_cast<int64_t>(split);
+      for (int64_t i = 0; i < box.data.size(dim); ++i) {
+        auto offsets = box.offsets;
+        offsets[split] += i;
+        join({box.data.narrow(dim, i, 1), std::move(offsets)});
+      }
+      return;
+    }
+    Box joined;
+    Sizes sizes;
+    for (const auto& [begin, end] : runs_) {
+      int64_t size = 1, offset = 0;
+      for (size_t i = begin; i < end; ++i) {
+        size *= box.data.size(static_cast<int64_t>(i));
+        offset = offset * part_.view[i] + box.offsets[i];
+      }
+      sizes.push_back(size);
+      joined.offsets.push_back(offset);
+    }
+    joined.data = box.data.view(sizes);
+    visit_(std::move(joined));
+  }
+
+ private:
+  /// First dimension of the run whose slices must be visited one by one; `end` if the run is one interval.
+  size_t split_dimension(const Box& box, size_t begin, size_t end) const {
+    size_t first = begin;
+    while (first < end && box.data.size(static_cast<int64_t>(first)) == 1) ++first;
+    for (size_t i = first + 1; i < end; ++i) {
+      if (box.data.size(static_cast<int64_t>(i)) != part_.view[i]) return first;
+    }
+    return end;
+  }
+
+  const WeightPart& part_;
+  std::function<void(Box)> visit_;
+  std::vector<std::pair<size_t, size_t>> runs_;  // of dimensions of `view`, one for each stored dimension
+};
+
+ShardedTensor piece_of(const WeightPart& part, Box box, const ShardedTensor& shard) {
+  return {.local = std::move(box.data),
+          .global_sizes = part.stored_sizes,
+          .offsets = std::move(box.offsets),
+          .mesh = shard.mesh,
+          .placements = shard.placements};
+}
+
+Box empty_box(const WeightPart& part, const at::Tensor& like) {
+  auto sizes = part.stored_sizes;
+  if (!sizes.empty()) sizes[0] = 0;
+  return {at::empty(sizes, like.options().requires_grad(false)), Sizes(sizes.size(), 0)};
+}
+
+/// Position behind which the name has that part, which begins at the name's begin or behind a dot; npos: it has none.
+size_t find_part(const std::string& name, const std::string& part) {
+  for (auto at = name.find(part); at != std::string::npos; at = name.find(part, at + 1)) {
+    if (at == 0 || name[at - 1] == '.') return at;
+  }
+  return std::string::npos;
+}
+
+}  // namespace
+
+WeightPart whole_part(std::string tensor, std::string stored, Sizes stored_sizes, Sizes view, Sizes permutation) {
+  WeightPart part{.tensor = std::move(tensor),
+                  .offsets = {},
+                  .sizes = view.empty() ? stored_sizes : view,
+                  .stored = std::move(stored),
+                  .stored_sizes = std::move(stored_sizes)};
+  if (!permutation.empty()) {
+    const auto before = part.sizes;
+    for (size_t i = 0; i < permutation.size(); ++i) part.sizes[i] = before[static_cast<size_t>(permutation[i])];
+  }
+  part.offsets.assign(part.sizes.size(), 0);
+  part.view = std::move(view);
+  part.permutation = std::move(permutation);
+  return part;
+}
+
+WeightPart indexed_part(std::string tensor, const Sizes& index, std::string stored, Sizes stored_sizes) {
+  Sizes view(index.size(), 1);
+  view.insert(view.end(), stored_sizes.begin(), stored_sizes.end());
+  auto part = whole_part(std::move(tensor), std::move(stored), std::move(stored_sizes), std::move(view));
+  std::ranges::copy(index, part.offsets.begin());
+  return part;
+}
+
+WeightPart rows_part(std::string tensor, int64_t first, int64_t rows, std::string stored, Sizes stored_sizes,
+                     int64_t stored_first) {
+  auto part = whole_part(std::move(tensor), std::move(stored), std::move(stored_sizes));
+  part.offsets[0] = first;
+  part.sizes[0] = rows;
+  part.stored_offsets.assign(part.sizes.size(), 0);
+  part.stored_offsets[0] = stored_first;
+  return part;
+}
+
+const StoredForm* fitting_form(const WeightGroup& group, const StoredSizes& sizes) {
+  const auto fits = [&](const WeightPart& part) {
+    const auto* stored = sizes(part.stored);
+    return stored != nullptr && *stored == part.stored_sizes;
+  };
+  const auto found =
+      std::ranges::find_if(group.forms, [&](const StoredForm& form) { return std::ranges::all_of(form.parts, fits); });
+  return found == group.forms.end() ? nullptr : &*found;
+}
+
+std::string WeightMap::published_name(const std::string& name) const {
+  for (const auto& each : renamings) {
+    const auto at = find_part(name, each.model);
+    if (at != name.npos) return name.substr(0, at) + each.files + name.substr(at + each.model.size());
+  }
+  return name;
+}
+
+std::string WeightMap::model_name(const std::string& published) const {
+  for (const auto& each : renamings) {
+    if (find_part(published, each.model) != published.npos) return published;
+  }
+  for (const auto& each : renamings) {
+    const auto at = find_part(published, each.files);
+    if (at != published.npos) return published.substr(0, at) + each.model + published.substr(at + each.files.size());
+  }
+  return published;
+}
+
+const WeightGroup* WeightMap::group_of(const std::string& tensor) const {
+  for (const auto& group : groups) {
+    if (std::ranges::count(group.tensors, tensor) != 0) return &group;
+  }
+  return nullptr;
+}
+
+at::Tensor box_of(const WeightPart& part, const at::Tensor& stored) {
+  auto box = in_model_dimensions(part, stored);
+  for (size_t i = 0; i < part.sizes.size(); ++i)
+    box = box.narrow(static_cast<int64_t>(i), stored_offset(part, i), part.sizes[i]);
+  return box;
+}
+
+void read_part(const WeightPart& part, const at::Tensor& stored, const ShardedTensor& into) {
+  const at::NoGradGuard no_grad;
+  const auto both = intersection(part, into);
+  if (!both.data.defined()) return;
+  auto box = box_of(part, stored);
+  for (size_t i = 0; i < part.sizes.size(); ++i) {
+    const auto dim = static_cast<int64_t>(i);
+    box = box.narrow(dim, both.offsets[i] - part.offsets[i], both.data.size(dim));
+  }
+  both.data.copy_(box);
+}
+
+ShardedTensors stored_pieces(const StoredForm& form, const std::string& tensor, const ShardedTensor& shard,
+                             EmptyPieces empty) {
+  ShardedTensors pieces;
+  for (const auto& part : form.parts) {
+    if (part.tensor != tensor) continue;
+    auto both = intersection(part, shard);
+    if (!both.data.defined()) {
+      if (empty == EmptyPieces::kKeep)
+        pieces.emplace_back(part.stored, piece_of(part, empty_box(part, shard.local), shard));
+      continue;
+    }
+    const auto add = [&](Box box) { pieces.emplace_back(part.stored, piece_of(part, std::move(box), shard)); };
+    auto box = unpermuted(part, std::move(both));
+    if (part.view.empty()) {
+      add(std::move(box));
+    } else {
+      DimensionJoiner(part, add).join(box);
+    }
+  }
+  return pieces;
+}
+
+}  // namespace megashard
