@@ -202,7 +202,7 @@ std::string WeightMap::model_name(const std::string& published) const {
 
 const WeightGroup* WeightMap::group_of(const std::string& tensor) const {
   for (const auto& group : groups) {
-    if (std::ranges::count(group.tensors, tensor) != 0) return &group;
+    if (std::ranges::count(group.tensors, tensor, &WeightGroup::Member::name) != 0) return &group;
   }
   return nullptr;
 }

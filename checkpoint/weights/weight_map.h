@@ -43,7 +43,11 @@ struct StoredForm {
 
 /// Tensors of a model that have one form in a file together, since only their sizes together say which it is.
 struct WeightGroup {
-  std::vector<std::string> tensors;
+  struct Member {
+    std::string name;
+    std::vector<int64_t> sizes;
+  };
+  std::vector<Member> tensors;
   std::vector<StoredForm> forms;  ///< the first is written
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/weights/weight_map.h"
 #include "parallel/fsdp/grad_norm.h"
 #include "parallel/sharded_tensor.h"
 
@@ -34,6 +35,8 @@ class MegatronModule : public torch::nn::Module {
   /// add or omit tensors. They alias the model, like those of state_dict(). The format stacks layers of a list with
   /// equal tensors (torch_dist_places). Optimizer state keeps the parameters' names.
   virtual ShardedTensors sharded_state_dict() { return state_dict_for_save_checkpoint(); }
+  /// How Hugging Face's files, and checkpoints of earlier versions, have its weights, where that is not as here.
+  virtual WeightMap weight_map() const { return {}; }
   /// True if a checkpoint's key names a weight, or its optimizer state, that only other ranks have (experts).
   virtual bool is_on_other_rank(const std::string& /*key*/) const { return false; }
   /// If is_on_other_rank() can be true: the ranks that together have all experts, and this rank's expert parameters.
