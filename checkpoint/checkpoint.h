@@ -66,6 +66,12 @@ struct LoadOptions {
   /// Names of the model's parameters in the order of parameters(), without duplicates. They give names to optimizer
   /// state that PyTorch's optimizer.state_dict() has numbered. Empty if unknown.
   std::vector<std::string> parameters{};
+  /// Other forms that a step may have of a tensor, each as its keys with parts of `tensor`, which they alias, in them;
+  /// equal keys may repeat. Used if the step lacks the key or has it with other sizes: the first form of which it has
+  /// all keys, with their sizes. Null: none.
+  std::function<std::vector<ShardedTensors>(const std::string& key, const ShardedTensor& tensor)> other_forms{};
+  /// Names of weights in those forms (ModelNames::others).
+  std::vector<std::string> other_names{};
   /// Format that the step must have; otherwise throws an error that names --ckpt-format. Unset: detected.
   std::optional<CheckpointFormat> format{};
 };

@@ -34,9 +34,32 @@ LoadReport compare_names(const CheckpointReader& reader, const ShardedTensors& t
   return report;
 }
 
+bool has_with_sizes(const CheckpointReader& reader, const std::string& key, const ShardedTensor& tensor) {
+  const auto* info = reader.find(key);
+  return info != nullptr && info->sizes == tensor.global_sizes;
+}
+
+/// The tensors in the form that the step has (LoadOptions::other_forms).
+ShardedTensors as_stored(const CheckpointReader& reader, const ShardedTensors& tensors, const LoadOptions& options) {
+  ShardedTensors stored;
+  for (const auto& [key, tensor] : tensors) {
+    ShardedTensors other;
+    if (options.other_forms && !has_with_sizes(reader, key, tensor)) {
+      for (auto& form : options.other_forms(key, tensor)) {
+        const bool fits = std::ranges::all_of(
+            form, [&](const auto& part) { return has_with_sizes(reader, part.first, part.second); });
+        if (fits && other.empty()) other = std::move(form);
+      }
+    }
+    if (other.empty()) stored.emplace_back(key, tensor);
+    std::ranges::move(other, std::back_inserter(stored));
+  }
+  return stored;
+}
+
 /// Names of the weights and of the numbered parameters, from the caller's tensors.
 ModelNames names_of(const ShardedTensors& tensors, const LoadOptions& options) {
-  ModelNames names{.parameters = options.parameters};
+  ModelNames names{.others = options.other_names, .parameters = options.parameters};
   for (const auto& [key, tensor] : tensors) {
     if (is_model_key(key)) names.weights.push_back(key.substr(kModelPrefix.size()));
   }
@@ -98,8 +121,9 @@ void check_names(const LoadReport& report, const std::string& folder) {
 
 }  // namespace
 
-LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensors& tensors,
-                                 const ProcessGroupPtr& group, const LoadOptions& options) {
+LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensors& given, const ProcessGroupPtr& group,
+                                 const LoadOptions& options) {
+  ShardedTensors tensors;
   const auto& folder = step.folder;
   const Wanted is_wanted = [&](const std::string& key) { return !options.wanted || options.wanted(key); };
   std::unique_ptr<CheckpointReader> reader;
@@ -107,7 +131,8 @@ LoadedCheckpoint load_checkpoint(const CheckpointStep& step, const ShardedTensor
   StepNames names;
   loaded.report = merge_reports(gather_values(group, [&] {
     if (options.format) expect_format(folder, *options.format);
-    reader = open_step_for(names_of(tensors, options), folder, &names);
+    reader = open_step_for(names_of(given, options), folder, &names);
+    tensors = as_stored(*reader, given, options);
     return report_value(compare_names(*reader, tensors, is_wanted));
   }));
   loaded.report.names = names;

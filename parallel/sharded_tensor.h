@@ -49,8 +49,8 @@ struct ShardedTensor {
 /// Groups of more than one rank over which a tensor is sharded, one per mesh dimension that shards it.
 std::vector<std::shared_ptr<ProcessGroup>> sharding_groups(const ShardedTensor& tensor);
 
-/// All-gathers a matrix that is sharded along dimension 0 (DTensor.full_tensor); returns the piece itself if it is not
-/// sharded. Collective over the sharding ranks. Throws for other placements.
+/// The whole tensor (DTensor.full_tensor), or the piece itself if it is not sharded. Collective over the sharding
+/// ranks, one all-reduce per mesh dimension that shards it: for small tensors.
 at::Tensor full_tensor(const ShardedTensor& piece);
 
 /// Tensors by fully qualified name, in insertion order.

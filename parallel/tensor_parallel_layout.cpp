@@ -16,12 +16,18 @@ struct LayoutEntry {
   Placement placement;
 };
 
-TensorTable<LayoutEntry>& layout_table() {
-  static auto* table = new TensorTable<LayoutEntry>;  // leaked: models may outlive static destruction
+TensorTable<std::vector<LayoutEntry>>& layout_table() {
+  static auto* table = new TensorTable<std::vector<LayoutEntry>>;  // leaked: models may outlive static destruction
   return *table;
 }
 
 size_t at_dim(const Placement& placement) { return static_cast<size_t>(placement.dim); }
+
+std::string names_of(const TensorParallelLayouts& layouts) {
+  std::string names;
+  for (const auto& layout : layouts) names += (names.empty() ? " of '" : "' and '") + layout.dim_name;
+  return names.empty() ? names : names + "'";
+}
 
 }  // namespace
 
@@ -40,86 +46,109 @@ void set_tensor_parallel(const at::Tensor& parameter, const DeviceMeshPtr& mesh,
                 parameter.sizes(), " cannot be sharded on dimension ", placement.dim);
   }
   const std::string name = mesh->dim_names().empty() ? "tp" : mesh->dim_names()[0];
-  layout_table().set(parameter, {mesh->group(0), name, placement});
+  auto entries = layout_table().find(parameter).value_or(std::vector<LayoutEntry>());
+  std::erase_if(entries, [&](const LayoutEntry& each) { return each.dim_name == name; });
+  entries.push_back({mesh->group(0), name, placement});
+  layout_table().set(parameter, std::move(entries));
 }
 
-std::optional<TensorParallelLayout> tensor_parallel_layout(const at::Tensor& parameter) {
-  const auto entry = layout_table().find(parameter);
-  if (!entry) return std::nullopt;
-  auto group = entry->group.lock();
-  TORCH_CHECK(group != nullptr, "the process group of mesh dimension '", entry->dim_name,
-              "' is gone, and a tensor-parallel weight of sizes ", parameter.sizes(),
-              " still needs it: keep the mesh while the model lives");
-  return TensorParallelLayout{std::move(group), entry->dim_name, entry->placement};
+TensorParallelLayouts tensor_parallel_layouts(const at::Tensor& parameter) {
+  TensorParallelLayouts layouts;
+  const auto entries = layout_table().find(parameter);
+  if (!entries) return layouts;
+  for (const auto& entry : *entries) {
+    auto group = entry.group.lock();
+    TORCH_CHECK(group != nullptr, "the process group of mesh dimension '", entry.dim_name,
+                "' is gone, and a tensor-parallel weight of sizes ", parameter.sizes(),
+                " still needs it: keep the mesh while the model lives");
+    layouts.push_back({std::move(group), entry.dim_name, entry.placement});
+  }
+  return layouts;
 }
 
 at::Tensor tensor_parallel_slice(const at::Tensor& whole, at::IntArrayRef piece_sizes,
-                                 const TensorParallelLayout& layout) {
+                                 const TensorParallelLayouts& layouts) {
   if (whole.sizes() == piece_sizes) return whole;
   auto expected = piece_sizes.vec();
-  if (layout.placement.kind == Placement::Kind::kShard) expected[at_dim(layout.placement)] *= layout.group->size();
+  for (const auto& layout : layouts) {
+    if (layout.placement.kind == Placement::Kind::kShard) expected[at_dim(layout.placement)] *= layout.group->size();
+  }
   TORCH_CHECK(whole.sizes() == at::IntArrayRef(expected), "a tensor-parallel weight has sizes ",
-              at::IntArrayRef(expected), " in the whole model and ", piece_sizes, " on each rank of '", layout.dim_name,
-              "', but the weights given have ", whole.sizes());
-  const int64_t length = piece_sizes[at_dim(layout.placement)];
-  return whole.narrow(layout.placement.dim, layout.group->rank() * length, length);
+              at::IntArrayRef(expected), " in the whole model and ", piece_sizes, " on each rank", names_of(layouts),
+              ", but the weights given have ", whole.sizes());
+  auto piece = whole;
+  for (const auto& layout : layouts) {
+    if (layout.placement.kind != Placement::Kind::kShard) continue;
+    const int64_t length = piece_sizes[at_dim(layout.placement)];
+    piece = piece.narrow(layout.placement.dim, layout.group->rank() * length, length);
+  }
+  return piece;
 }
 
-DeviceMeshPtr joint_mesh(const DeviceMeshPtr& fsdp_mesh, const TensorParallelLayout& layout) {
+DeviceMeshPtr joint_mesh(const DeviceMeshPtr& fsdp_mesh, const TensorParallelLayouts& layouts) {
   std::vector<ProcessGroupPtr> groups;
   for (int dim = 0; dim < fsdp_mesh->ndim(); ++dim) groups.push_back(fsdp_mesh->group(dim));
-  groups.push_back(layout.group);
   auto names = fsdp_mesh->dim_names();
   if (names.empty()) names.emplace_back("dp");
-  names.push_back(layout.dim_name);
+  for (const auto& layout : layouts) {
+    groups.push_back(layout.group);
+    names.push_back(layout.dim_name);
+  }
   return std::make_shared<const DeviceMesh>(std::move(groups), std::move(names));
 }
 
-ShardedTensor in_whole_model(ShardedTensor part, const TensorParallelLayout& layout, DeviceMeshPtr joint) {
+ShardedTensor in_whole_model(ShardedTensor part, const TensorParallelLayouts& layouts, DeviceMeshPtr joint) {
   part.mesh = std::move(joint);
-  part.placements.push_back(layout.placement);
-  if (layout.placement.kind == Placement::Kind::kReplicate) return part;
-  const size_t dim = at_dim(layout.placement);
-  const int64_t pieces = layout.group->size();
-  const int64_t length = part.global_sizes[dim];
-  for (size_t i = 0; i + 1 < part.placements.size(); ++i) {
-    if (pieces > 1 && part.placements[i] == Placement::shard(layout.placement.dim))
-      part.placements[i] = Placement::strided_shard(layout.placement.dim, pieces);
+  for (const auto& layout : layouts) {
+    part.placements.push_back(layout.placement);
+    if (layout.placement.kind == Placement::Kind::kReplicate) continue;
+    const size_t dim = at_dim(layout.placement);
+    const int64_t pieces = layout.group->size();
+    const int64_t length = part.global_sizes[dim];
+    for (size_t i = 0; i + 1 < part.placements.size(); ++i) {
+      if (pieces > 1 && part.placements[i] == Placement::shard(layout.placement.dim))
+        part.placements[i] = Placement::strided_shard(layout.placement.dim, pieces);
+    }
+    part.global_sizes[dim] = length * pieces;
+    // All parts without rows get the end of the whole tensor as offset: the end of their own piece is also the offset
+    // of the next piece's first part.
+    part.offsets[dim] = part.local.size(layout.placement.dim) == 0 ? part.global_sizes[dim]
+                                                                   : part.offsets[dim] + layout.group->rank() * length;
   }
-  part.global_sizes[dim] = length * pieces;
-  // All parts without rows get the end of the whole tensor as offset: the end of their own piece is also the offset of
-  // the next piece's first part.
-  part.offsets[dim] = part.local.size(layout.placement.dim) == 0 ? part.global_sizes[dim]
-                                                                 : part.offsets[dim] + layout.group->rank() * length;
   return part;
 }
 
 ShardedTensor unsharded_view(const at::Tensor& parameter) {
   auto whole = ShardedTensor::replicated(parameter.detach());
-  const auto layout = tensor_parallel_layout(parameter);
-  if (!layout) return whole;
-  return in_whole_model(std::move(whole), *layout,
-                        std::make_shared<const DeviceMesh>(std::vector<ProcessGroupPtr>{layout->group},
-                                                           std::vector<std::string>{layout->dim_name}));
+  const auto layouts = tensor_parallel_layouts(parameter);
+  if (layouts.empty()) return whole;
+  std::vector<ProcessGroupPtr> groups;
+  std::vector<std::string> names;
+  for (const auto& layout : layouts) {
+    groups.push_back(layout.group);
+    names.push_back(layout.dim_name);
+  }
+  auto mesh = std::make_shared<const DeviceMesh>(std::move(groups), std::move(names));
+  return in_whole_model(std::move(whole), layouts, std::move(mesh));
 }
 
 void check_tensor_parallel(const std::string& name, const at::Tensor& parameter, const DeviceMesh& fsdp_mesh) {
-  const auto layout = tensor_parallel_layout(parameter);
-  if (!layout) return;
-  const ProcessGroup& tp = *layout->group;
-  TORCH_CHECK(tp.device_type() == fsdp_mesh.device_type(), "parameter '", name, "' is tensor-parallel over a mesh of ",
-              c10::DeviceTypeName(tp.device_type(), /*lower_case=*/true),
-              " devices, and fully_shard shards over one of ", c10::DeviceTypeName(fsdp_mesh.device_type(), true),
-              " devices: make both from one mesh");
-  for (int dim = 0; dim < fsdp_mesh.ndim(); ++dim) {
-    const auto& others = fsdp_mesh.group(dim)->ranks();
-    const auto shared = std::count_if(tp.ranks().begin(), tp.ranks().end(), [&](int rank) {
-      return std::find(others.begin(), others.end(), rank) != others.end();
-    });
-    TORCH_CHECK(shared == 1, "parameter '", name, "' is tensor-parallel over ", tp.size(), " ranks, ", shared,
-                " of which are in one group of the mesh ", fsdp_mesh.describe(),
-                " that fully_shard was given: the two must be different dimensions of one mesh "
-                "(mesh->submesh({\"dp\"}), mesh->submesh({\"tp\"}))");
+  for (const auto& layout : tensor_parallel_layouts(parameter)) {
+    const ProcessGroup& tp = *layout.group;
+    TORCH_CHECK(tp.device_type() == fsdp_mesh.device_type(), "parameter '", name,
+                "' is tensor-parallel over a mesh of ", c10::DeviceTypeName(tp.device_type(), /*lower_case=*/true),
+                " devices, and fully_shard shards over one of ", c10::DeviceTypeName(fsdp_mesh.device_type(), true),
+                " devices: make both from one mesh");
+    for (int dim = 0; dim < fsdp_mesh.ndim(); ++dim) {
+      const auto& others = fsdp_mesh.group(dim)->ranks();
+      const auto shared = std::count_if(tp.ranks().begin(), tp.ranks().end(), [&](int rank) {
+        return std::find(others.begin(), others.end(), rank) != others.end();
+      });
+      TORCH_CHECK(shared == 1, "parameter '", name, "' is tensor-parallel over ", tp.size(), " ranks, ", shared,
+                  " of which are in one group of the mesh ", fsdp_mesh.describe(),
+                  " that fully_shard was given: the two must be different dimensions of one mesh "
+                  "(mesh->submesh({\"dp\"}), mesh->submesh({\"tp\"}))");
+    }
   }
 }
 

@@ -85,4 +85,11 @@ enum class EmptyPieces { kLeaveOut, kKeep };
 ShardedTensors stored_pieces(const StoredForm& form, const std::string& tensor, const ShardedTensor& shard,
                              EmptyPieces empty = EmptyPieces::kLeaveOut);
 
+/// A tensor of a checkpoint ("model.<name>", "optimizer.state.<name>.<buffer>") as shards of those that each of its
+/// other forms has, on every rank of all of them. Empty if there are none (LoadOptions::other_forms).
+std::vector<ShardedTensors> other_forms(const WeightMap& map, const std::string& key, const ShardedTensor& tensor);
+
+/// Names of all forms of the map.
+std::vector<std::string> names_in_forms(const WeightMap& map);
+
 }  // namespace megashard

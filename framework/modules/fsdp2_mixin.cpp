@@ -142,7 +142,9 @@ void FSDP2Mixin::set_shard_placements() {
       return in_fp32.contains(parameter.unsafeGetTensorImpl()) ? std::optional(at::kFloat) : std::nullopt;
     };
   }
-  if (placements_.has_other_mesh() || rule.divisible || !rule.dims.empty()) options_.shard_placement_fn = placements_;
+  placements_.set_stacks(stacked_parameters());
+  if (placements_.has_other_mesh() || placements_.has_stacks() || rule.divisible || !rule.dims.empty())
+    options_.shard_placement_fn = placements_;
 }
 
 void FSDP2Mixin::check_moe_modules() {
@@ -277,22 +279,16 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
                                                              "transformer_layer_cls_to_wrap", request_.sink)
                                             : select(default_modules_to_wrap(), "the model's layers");
   auto groups = modules_of_policy(module(), *policy, layers, request_.sink);
-  std::unordered_set<const torch::nn::Module*> experts;
-  for (const auto& group : expert_groups(module(), policy->expert_classes, request_.sink)) {
-    megashard::fully_shard(group, options_);
-    experts.insert(group.begin(), group.end());
+  for (const auto& each : experts_of_policy(module(), policy->expert_classes, request_.sink)) {
+    std::erase_if(groups, [&](const NamedModule& other) { return other.module == each.module; });
+    groups.push_back(each);
   }
-  std::erase_if(groups, [&](const NamedModule& each) { return experts.contains(each.module); });
   shard_modules(groups);
   shard_root();
 }
 
 void FSDP2Mixin::shard_matching(const std::vector<std::string>& patterns) {
-  auto selected = select(patterns, "sub_modules_to_wrap");
-  std::erase_if(selected, [](const NamedModule& each) {  // an expert of another rank
-    return dynamic_cast<HookedModule*>(each.module) == nullptr && each.module->parameters().empty();
-  });
-  shard_modules(selected);
+  shard_modules(select(patterns, "sub_modules_to_wrap"));
 }
 
 void FSDP2Mixin::shard_modules(const std::vector<NamedModule>& modules) {

@@ -101,6 +101,9 @@ class FSDP2Mixin {
     return part == "layer" ? default_modules_to_wrap() : std::vector<std::string>{};
   }
 
+  /// Parameters that stack matrices over their leading dimensions, as experts: ranks get whole matrices, or parts of
+  /// one (ShardPlacement::leading_dims).
+  virtual std::unordered_set<const c10::TensorImpl*> stacked_parameters() const { return {}; }
   /// For _init_ep_model: shards these parameters over `mesh` instead of the model's.
   void shard_over(DeviceMeshPtr mesh, std::function<bool(const at::Tensor& parameter)> which);
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "checkpoint/weights/weight_map.h"
-#include "parallel/fsdp/grad_norm.h"
 #include "parallel/sharded_tensor.h"
 
 namespace megashard {
@@ -35,15 +34,14 @@ class MegatronModule : public torch::nn::Module {
   /// add or omit tensors. They alias the model, like those of state_dict(). The format stacks layers of a list with
   /// equal tensors (torch_dist_places). Optimizer state keeps the parameters' names.
   virtual ShardedTensors sharded_state_dict() { return state_dict_for_save_checkpoint(); }
-  /// How Hugging Face's files, and checkpoints of earlier versions, have its weights, where that is not as here.
+  /// How Hugging Face's files, and checkpoints of earlier versions, have its tensors, where that is not as here.
   virtual WeightMap weight_map() const { return {}; }
-  /// True if a checkpoint's key names a weight, or its optimizer state, that only other ranks have (experts).
-  virtual bool is_on_other_rank(const std::string& /*key*/) const { return false; }
-  /// If is_on_other_rank() can be true: the ranks that together have all experts, and this rank's expert parameters.
-  virtual ExpertParallelInfo expert_parallel_info() const { return {}; }
   /// Matrices, by name, for which --optimizer muon uses AdamW (Megatron's attribute of a parameter). The default
   /// matches the usual names: embed_tokens, word_embeddings, lm_head, output_layer, ...
   virtual bool is_embedding_or_output_parameter(const std::string& name) const;
+  /// True for a parameter that stacks matrices over its leading dimensions (experts), which --optimizer muon
+  /// orthogonalises one by one.
+  virtual bool is_stack_of_matrices(const std::string& /*name*/) const { return false; }
   /// For a matrix with several projections: rows of each projection per group (Megatron's query groups, concatenated);
   /// empty for a single projection.
   virtual std::vector<int64_t> qkv_split_shapes(const std::string& /*name*/,

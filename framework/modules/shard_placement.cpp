@@ -34,7 +34,11 @@ int64_t ShardPlacements::dim_of(const at::Tensor& parameter) const {
 }
 
 ShardPlacement ShardPlacements::operator()(const at::Tensor& parameter) const {
-  return {.dim = dim_of(parameter), .mesh = is_on_other_mesh(parameter) ? other_mesh_ : nullptr};
+  const auto* tensor = parameter.unsafeGetTensorImpl();
+  const bool is_stack = stacks_.contains(tensor) && !dims_.contains(tensor) && !divisible_;
+  return {.dim = dim_of(parameter),
+          .leading_dims = is_stack ? leading_dims_for(parameter.sizes(), ranks_of(parameter)) : 1,
+          .mesh = is_on_other_mesh(parameter) ? other_mesh_ : nullptr};
 }
 
 void ShardPlacements::check(const std::string& name, const at::Tensor& parameter) const {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "framework/modules/fsdp2_config.h"
 #include "framework/modules/module_patterns.h"
@@ -23,6 +24,9 @@ class ShardPlacements {
   void cut(const torch::nn::Module& module, int64_t dim);
   /// Uses `mesh` for parameters selected by `which`.
   void set_other_mesh(DeviceMeshPtr mesh, std::function<bool(const at::Tensor& parameter)> which);
+  /// These stack matrices over their leading dimensions: where dimension 0 does not divide, ranks get parts of one.
+  void set_stacks(std::unordered_set<const c10::TensorImpl*> stacks) { stacks_ = std::move(stacks); }
+  bool has_stacks() const { return !stacks_.empty(); }
   bool is_on_other_mesh(const at::Tensor& parameter) const { return which_ && which_(parameter); }
   bool has_other_mesh() const { return which_ != nullptr; }
 
@@ -38,6 +42,7 @@ class ShardPlacements {
   DeviceMeshPtr mesh_, other_mesh_;
   std::function<bool(const at::Tensor& parameter)> which_;  // null: no parameter uses other_mesh_
   bool divisible_ = false;
+  std::unordered_set<const c10::TensorImpl*> stacks_;
   std::unordered_map<const c10::TensorImpl*, int64_t> dims_;
 };
 

@@ -79,30 +79,6 @@ std::vector<std::string> played_by(std::vector<std::string> classes, const std::
   return classes;
 }
 
-/// The experts of one block, and transformers' class name of their container.
-struct ExpertList {
-  std::string held_by;
-  std::vector<NamedModule> experts;
-};
-
-std::vector<ExpertList> expert_lists(const torch::nn::Module& model) {
-  constexpr std::string_view kBlock = "SparseMoeBlock";
-  std::vector<ExpertList> lists;
-  for (const auto& block : model.named_modules("", /*include_self=*/false)) {
-    const auto name = class_of(*block.value());
-    const auto children = block.value()->named_children();
-    const auto* experts = children.find("experts");
-    if (!name.ends_with(kBlock) || experts == nullptr) continue;
-    auto& list = lists.emplace_back();
-    list.held_by = name.substr(0, name.size() - kBlock.size()) + "Experts";
-    for (const auto& item : (*experts)->named_children()) {
-      if (class_of(*item.value()).empty()) continue;  // an expert of another rank
-      list.experts.push_back({block.key() + ".experts." + item.key(), item.value().get()});
-    }
-  }
-  return lists;
-}
-
 }  // namespace
 
 bool is_output_projection(const std::string& path) {
@@ -110,35 +86,21 @@ bool is_output_projection(const std::string& path) {
   return last == "lm_head" || last == "output_layer";
 }
 
-std::vector<std::vector<torch::nn::Module*>> expert_groups(const torch::nn::Module& model,
-                                                           const std::vector<std::string>& asked,
-                                                           const DiagnosticSink& sink) {
-  std::vector<std::vector<torch::nn::Module*>> groups;
-  std::map<std::string, PatternMatch> stacked;
-  const auto lists = expert_lists(model);
-  std::set<std::string> holders;
-  for (const auto& list : lists) holders.insert(list.held_by);
-  const auto classes = played_by(asked, holders, "moe_experts", sink);
-  std::set<std::string> modules(classes.begin(), classes.end());
-  for (const auto& list : lists) {
-    if (std::find(classes.begin(), classes.end(), list.held_by) == classes.end()) continue;
-    modules.erase(list.held_by);
-    auto& match = stacked[list.held_by];
-    match.pattern = "the experts of each " + list.held_by;
-    auto& group = groups.emplace_back();
-    for (const auto& expert : list.experts) {
-      group.push_back(expert.module);
-      match.paths.push_back(expert.path);
-    }
+std::vector<NamedModule> experts_of_policy(const torch::nn::Module& model, std::vector<std::string> classes,
+                                           const DiagnosticSink& sink) {
+  if (classes.empty()) return {};
+  std::set<std::string> stacked;
+  for (const auto& each : model.modules(/*include_self=*/false)) {
+    if (const auto name = class_of(*each); part_of(name) == "Experts") stacked.insert(name);
   }
-  for (const auto& [name, match] : stacked) {
-    if (sink) sink(Severity::kNotice, "FSDP2: moe_experts: " + describe_match(match));
+  for (auto& name : classes) {  // transformers before 5 had a module for each expert
+    if (stacked.size() != 1 || !name.ends_with("MLP")) continue;
+    if (sink) sink(Severity::kNotice, "FSDP2: moe_experts: " + name + " is " + *stacked.begin() + " in this model");
+    name = *stacked.begin();
   }
-  if (modules.empty()) return groups;
-  const auto selected = select_classes(model, {modules.begin(), modules.end()}, "moe_experts", sink);
-  for (const auto& each : selected) groups.push_back({each.module});
+  const auto selected = select_classes(model, classes, "moe_experts", sink);
   tell(selected, sink);
-  return groups;
+  return selected;
 }
 
 std::vector<NamedModule> select_classes(const torch::nn::Module& model, const std::vector<std::string>& asked,

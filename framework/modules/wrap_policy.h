@@ -17,12 +17,11 @@ namespace megashard {
 std::vector<NamedModule> select_classes(const torch::nn::Module& model, const std::vector<std::string>& classes,
                                         const std::string& key, const DiagnosticSink& sink);
 
-/// Groups of `classes` of experts, in the order of the model: each module of a class; for transformers' class of
-/// stacked experts ("PExperts" inside "PSparseMoeBlock"), all experts of a block together. With expert parallelism only
-/// this rank's. Reported to `sink`.
-std::vector<std::vector<torch::nn::Module*>> expert_groups(const torch::nn::Module& model,
-                                                           const std::vector<std::string>& classes,
-                                                           const DiagnosticSink& sink);
+/// The modules of experts that `classes` names (moe_experts), in the order of the model: a class of all experts of a
+/// block ("Qwen3MoeExperts"), or of one expert, as transformers had before version 5 ("Qwen3MoeMLP"), for which the
+/// module of all is taken. Reported to `sink`.
+std::vector<NamedModule> experts_of_policy(const torch::nn::Module& model, std::vector<std::string> classes,
+                                           const DiagnosticSink& sink);
 
 /// True if the last part of the path is the name of the output projection.
 bool is_output_projection(const std::string& path);

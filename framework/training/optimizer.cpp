@@ -38,11 +38,14 @@ std::vector<std::unique_ptr<UpdateRule>> rules_of(const OptimizerOptions& option
   return rules;
 }
 
-/// Megatron's choice for `--optimizer muon`: 2-D parameters that are neither embeddings nor output layers.
+/// Megatron's choice for `--optimizer muon`: matrices, and stacks of matrices, that are neither embeddings nor output
+/// layers.
 size_t rule_of(const std::string& name, const at::Tensor& parameter, const OptimizerOptions& options) {
   if (options.kind != OptimizerKind::kMuon) return 0;
   const auto& is_other = options.muon.is_embedding_or_output_parameter;
-  return parameter.dim() != 2 || (is_other && is_other(name)) ? kOtherRule : kMatrixRule;
+  const auto& is_stack = options.muon.is_stack_of_matrices;
+  const bool has_matrices = parameter.dim() == 2 || (parameter.dim() > 2 && is_stack && is_stack(name));
+  return !has_matrices || (is_other && is_other(name)) ? kOtherRule : kMatrixRule;
 }
 
 /// The settings of a parameter; biases and 1-D parameters have no weight decay (Megatron's rule), unless an override
@@ -162,7 +165,7 @@ Dict Optimizer::describe(const ParamGroup& group) const {
 
 at::Tensor Optimizer::clip_grad_norm(double max_norm, const at::Tensor& loss_scale) {
   const at::NoGradGuard no_grad;
-  at::Tensor norm = total_grad_norm(parameters_, 2.0, parts_), unscale;
+  at::Tensor norm = total_grad_norm(parameters_, 2.0), unscale;
   if (loss_scale.defined()) {
     unscale = loss_scale.to(norm.device(), at::kDouble).reciprocal();
     norm = (norm * unscale).to(at::kFloat);

@@ -39,8 +39,6 @@ class Optimizer {
   /// stepped, which are scaled in fp32, as Megatron's main grads; the others are multiplied here.
   /// What reads clipped gradients calls clip_grad_norm_ (grad_norm.h) instead.
   at::Tensor clip_grad_norm(double max_norm, const at::Tensor& loss_scale = {});
-  /// For the norm: of these parameters other ranks have others.
-  void set_parts(ExpertParallelInfo parts) { parts_ = std::move(parts); }
   void zero_grad();
 
   void set_lr(double lr);                      ///< times each group's lr_mult
@@ -68,7 +66,6 @@ class Optimizer {
   std::vector<SteppedParameter> stepped_;
   std::vector<at::Tensor> parameters_;
   int64_t cast_elements_;
-  ExpertParallelInfo parts_;
   std::optional<at::Tensor> factor_;  // of gradients that step() casts, or all of a rule's
 };
 

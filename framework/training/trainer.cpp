@@ -118,7 +118,6 @@ Trainer::Trainer(const Arguments& arguments, MultiModalModule& model, const Para
   require(*arguments.micro_batch_size % objective_->rows_per_term() == 0,
           c10::str("--objective ", arguments.objective, " compares ", objective_->rows_per_term(),
                    " neighbouring samples; give --micro-batch-size a multiple of it."));
-  optimizer_->set_parts(model.expert_parallel_info());
   check_overrides(param_group_overrides(arguments), *optimizer_, group_);
   if (arguments.hf_model && !arguments.from_scratch) weights_from_ = *arguments.hf_model;
   add_listeners();

@@ -33,9 +33,8 @@ void Trainer::read_steps() {
 void Trainer::measure_gradients_and_weights(StepReport& report) {
   std::vector<at::Tensor> measured;
   const auto measure = [&](const at::Tensor& each) { measured.push_back(each.to(device_, at::kDouble)); };
-  const ExpertParallelInfo parts = model_.expert_parallel_info();
-  if (arguments_.log_num_zeros_in_grad) measure(count_zero_gradients(optimizer_->parameters(), parts));
-  if (arguments_.log_params_norm) measure(total_parameter_norm(model_.parameters(), parts));
+  if (arguments_.log_num_zeros_in_grad) measure(count_zero_gradients(optimizer_->parameters()));
+  if (arguments_.log_params_norm) measure(total_parameter_norm(model_.parameters()));
   if (measured.empty()) return;
   const at::Tensor on_host = at::stack(measured).cpu();
   const auto* next = on_host.const_data_ptr<double>();

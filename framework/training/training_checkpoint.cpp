@@ -296,6 +296,11 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   LoadOptions options;
   if (!arguments.auto_detect_ckpt_format) options.format = arguments.ckpt_format;
   options.strict = false;
+  const auto weights = state.model.weight_map();
+  options.other_forms = [&](const std::string& key, const ShardedTensor& tensor) {
+    return other_forms(weights, key, tensor);
+  };
+  options.other_names = names_in_forms(weights);
   if (parts.optimizer) options.parameters = parameter_names(state.model);
   ShardedTensors tensors;
   std::vector<FurtherKey> further;
@@ -303,7 +308,6 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
     return std::any_of(further.begin(), further.end(), [&](const auto& each) { return each.key == key; });
   };
   options.wanted = [&](const std::string& key) {
-    if (state.model.is_on_other_rank(key)) return false;
     if (is_model_key(key) || key == kArgsKey) return true;
     if (key.starts_with(param_groups_key)) return false;  // the flags and the schedule set them
     if (is_optimizer_key(key) || key.starts_with(schedule_key)) return parts.optimizer;

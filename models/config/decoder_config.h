@@ -40,7 +40,7 @@ struct RotaryConfig {
 /// Class names that a family's modules report, for wrap policies.
 struct ModuleNames {
   std::string norm, rotary, attention, mlp, layer, decoder, model;
-  std::string moe{}, router{};
+  std::string moe{}, experts{}, router{};
 };
 
 /// Layers with a mixture of experts instead of an MLP.

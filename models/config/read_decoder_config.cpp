@@ -51,6 +51,7 @@ ModuleNames class_names(const std::string& prefix) {
           .decoder = prefix + "Model",
           .model = prefix + "ForCausalLM",
           .moe = prefix + "SparseMoeBlock",
+          .experts = prefix + "Experts",
           .router = prefix + "TopKRouter"};
 }
 

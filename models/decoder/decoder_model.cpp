@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "framework/modules/tie.h"
+#include "models/lora/lora.h"
 #include "parallel/tensor_parallel/tensor_parallel_regions.h"
 #include "parallel/tensor_parallel_layout.h"
 
@@ -103,7 +104,9 @@ bool DecoderModel::keeps_fp32(const std::string& name) const {
 }
 
 WeightMap DecoderModel::weight_map() const {
-  return megashard::weight_map(network_, text_path() + "layers.", weight_files_);
+  auto map = megashard::weight_map(network_, text_path() + "layers.", weight_files_);
+  add_adapter_forms(*this, map);
+  return map;
 }
 
 std::vector<int64_t> DecoderModel::qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const {
@@ -131,7 +134,7 @@ void DecoderModel::_init_tp_model() {
     if (auto* cut = dynamic_cast<CutOverRanks*>(module.get())) cut->declare_cut(mesh);
   }
   for (const auto& parameter : parameters()) {
-    if (!tensor_parallel_layout(parameter)) set_tensor_parallel(parameter, mesh, Placement::replicate());
+    if (tensor_parallel_layouts(parameter).empty()) set_tensor_parallel(parameter, mesh, Placement::replicate());
   }
 }
 

@@ -6,16 +6,27 @@
 #include "framework/modules/wrap_policy.h"
 #include "models/layers/linear.h"
 #include "models/lora/lora.h"
+#include "models/moe/experts.h"
 
 namespace megashard {
 
 int64_t use_float8(torch::nn::Module& model, const Float8Options& options) {
   const int64_t multiple = options.recipe == Float8Recipe::kMxfp8 ? 32 : 16;
   int64_t count = 0;
+  const auto fits = [&](const at::Tensor& weight) {
+    return weight.size(-2) % multiple == 0 && weight.size(-1) % multiple == 0;
+  };
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    if (auto* experts = dynamic_cast<Experts*>(item.value().get())) {
+      const auto projections = experts->projections();
+      if (!fits(projections.front().weight)) continue;
+      experts->compute_in_float8(options);
+      for (const auto& projection : projections) count += projection.weight.size(0);
+      continue;
+    }
     auto* layer = dynamic_cast<Linear*>(item.value().get());
     if (layer == nullptr || is_output_projection(item.key()) || is_lora_parameter(item.key() + ".")) continue;
-    if (layer->weight.size(0) % multiple != 0 || layer->weight.size(1) % multiple != 0) continue;
+    if (!fits(layer->weight)) continue;
     layer->compute_in_float8(options);
     ++count;
   }

@@ -106,11 +106,7 @@ ModelNames WeightCheck::names() const {
     if (auto other = weights_.published_name(item.key()); other != item.key())
       names.weights.push_back(std::move(other));
   }
-  for (const auto& group : weights_.groups) {
-    for (const auto& form : group.forms) {
-      for (const auto& part : form.parts) names.others.push_back(part.stored);
-    }
-  }
+  names.others = names_in_forms(weights_);
   return names;
 }
 

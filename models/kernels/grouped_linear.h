@@ -8,19 +8,15 @@
 
 namespace megashard {
 
-/// True if grouped_linear supports these weights: equally many for each of `groups` groups, ordered by group, all of
-/// one size and of x's dtype and device. On a GPU they must be adjacent in memory (parallel/fsdp/adjacent_parameters.h)
-/// and has_grouped_kernel() must be true; on a CPU they must be adjacent if a group has several.
-bool can_group(const at::Tensor& x, at::TensorList weights, int64_t groups);
-
 /// linear(x, weight) of each group's rows with its own weights, as one grouped product, also in backward: x [N, in],
-/// weights [out, in] -> one result [N, out] per weight of a group, as columns of one tensor (joint_linear.h). The
-/// weights' gradients are rows of one tensor; they are zero for a group without rows.
-std::vector<at::Tensor> grouped_linear(const at::Tensor& x, at::TensorList weights, const RowGroupsPtr& groups);
+/// weight [groups, out, in], or [groups, parts, out, in] for several weights per group -> one result [N, out] per part,
+/// as columns of one tensor (joint_linear.h). The gradient of the weight is zero for a group without rows. A GPU
+/// without a kernel for these dtypes and sizes (has_grouped_kernel) computes one product per group, and the host waits
+/// for the numbers of rows.
+std::vector<at::Tensor> grouped_linear(const at::Tensor& x, const at::Tensor& weight, const RowGroupsPtr& groups);
 
-/// swiglu_linear of each group's rows with its own weight: gate, up [N, in], weights [out, in], one per group,
-/// supported by can_group for gate -> [N, out].
-at::Tensor grouped_swiglu_linear(const at::Tensor& gate, const at::Tensor& up, at::TensorList weights,
+/// grouped_linear of swiglu(gate, up) without saving it: gate, up [N, in], weight [groups, out, in] -> [N, out].
+at::Tensor grouped_swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& weight,
                                  const RowGroupsPtr& groups);
 
 }  // namespace megashard

@@ -31,6 +31,10 @@ void over_groups(RowGroups& groups, const Visit& visit) {
   }
 }
 
+bool by_one_kernel(const at::Tensor& x, at::IntArrayRef matrix, const RowGroups& groups) {
+  return x.size(0) > 0 && has_grouped_kernel(x, matrix, groups.size());
+}
+
 }  // namespace
 
 bool has_grouped_kernel(const at::Tensor& x, at::IntArrayRef matrix, int64_t groups) {
@@ -40,28 +44,29 @@ bool has_grouped_kernel(const at::Tensor& x, at::IntArrayRef matrix, int64_t gro
   return fits && gpu::gpu_kernels().has_grouped_products();
 }
 
-at::Tensor grouped_product(const at::Tensor& x, const GroupMatrices& matrices, RowGroups& groups) {
-  if (x.is_cuda() && x.size(0) > 0) return at::_grouped_mm(x, matrices.stacked.transpose(1, 2), groups.ends());
-  auto y = at::empty({x.size(0), matrices.rows()}, x.options());
+at::Tensor grouped_product(const at::Tensor& x, const at::Tensor& matrices, RowGroups& groups) {
+  if (by_one_kernel(x, matrices.sizes().slice(1), groups))
+    return at::_grouped_mm(x, matrices.transpose(1, 2), groups.ends());
+  auto y = at::empty({x.size(0), matrices.size(1)}, x.options());
   const auto rows = widened_for_products(x);
   over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
-    product_into(y.narrow(0, first, count), rows.narrow(0, first, count), matrices.of(group).t());
+    product_into(y.narrow(0, first, count), rows.narrow(0, first, count), matrices[group].t());
   });
   return y;
 }
 
-at::Tensor grouped_gradient_of_input(const at::Tensor& grad, const GroupMatrices& matrices, RowGroups& groups) {
-  if (grad.is_cuda() && grad.size(0) > 0) return at::_grouped_mm(grad, matrices.stacked, groups.ends());
-  auto result = at::empty({grad.size(0), matrices.columns()}, grad.options());
+at::Tensor grouped_gradient_of_input(const at::Tensor& grad, const at::Tensor& matrices, RowGroups& groups) {
+  if (by_one_kernel(grad, matrices.sizes().slice(1), groups)) return at::_grouped_mm(grad, matrices, groups.ends());
+  auto result = at::empty({grad.size(0), matrices.size(2)}, grad.options());
   const auto rows = widened_for_products(grad);
   over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
-    product_into(result.narrow(0, first, count), rows.narrow(0, first, count), matrices.of(group));
+    product_into(result.narrow(0, first, count), rows.narrow(0, first, count), matrices[group]);
   });
   return result;
 }
 
 at::Tensor grouped_gradient_of_weight(const at::Tensor& grad, const at::Tensor& x, RowGroups& groups) {
-  if (x.is_cuda() && x.size(0) > 0) return at::_grouped_mm(grad.t(), x, groups.ends());
+  if (by_one_kernel(x, {grad.size(1), x.size(1)}, groups)) return at::_grouped_mm(grad.t(), x, groups.ends());
   const auto result = at::zeros({groups.size(), grad.size(1), x.size(1)}, x.options());
   const auto wide_grad = widened_for_products(grad), rows = widened_for_products(x);
   over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {

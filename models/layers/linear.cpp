@@ -16,21 +16,18 @@
 
 namespace megashard {
 
-namespace {
-
-/// Draws the whole weight and keeps this rank's shard along `dim`.
-void draw_piece(const at::Tensor& weight, int64_t dim, const TensorParallelRanks& ranks, double std,
-                const std::optional<at::Generator>& generator) {
-  auto sizes = weight.sizes().vec();
-  const int64_t length = sizes[static_cast<size_t>(dim)];
-  sizes[static_cast<size_t>(dim)] *= ranks.size();
-  auto options = at::TensorOptions().dtype(weight.scalar_type());
-  if (!weight.is_meta()) options = options.device(weight.device());
-  const auto whole = at::empty(sizes, options).normal_(0, std, generator);
-  weight.copy_(whole.narrow(dim, ranks.rank() * length, length));
+void draw_weight(const at::Tensor& weight, at::IntArrayRef whole, int64_t dim, const TensorParallelRanks& ranks,
+                 double std, const WeightInit& init) {
+  if (weight.defined() && weight.sizes() == whole) {
+    weight.normal_(0, std, init.generator);
+    return;
+  }
+  auto options = at::TensorOptions().dtype(at::kFloat);
+  if (weight.defined()) options = options.dtype(weight.scalar_type());
+  if (weight.defined() && !weight.is_meta()) options = options.device(weight.device());
+  const auto drawn = at::empty(whole, options).normal_(0, std, init.generator);
+  if (weight.defined()) weight.copy_(drawn.narrow(dim, ranks.rank() * weight.size(dim), weight.size(dim)));
 }
-
-}  // namespace
 
 Linear::Linear(const Options& options)
     : init_scale_(options.init_scale),
@@ -41,7 +38,6 @@ Linear::Linear(const Options& options)
   const int64_t in = cuts_inputs() ? options.in / ranks_->size() : options.in;
   weight = register_parameter("weight", at::empty({out, in}));
   if (options.bias) bias = register_parameter("bias", at::empty({out}));
-  TORCH_INTERNAL_ASSERT(cut_ != Cut::kInputsOfSums || !options.bias);
 }
 
 void Linear::declare_cut(const DeviceMeshPtr& mesh) {
@@ -66,7 +62,6 @@ at::Tensor Linear::forward_of_swiglu(const at::Tensor& gate, const at::Tensor& u
 }
 
 at::Tensor Linear::sum_over_ranks(const at::Tensor& partial) const {
-  if (cut_ == Cut::kInputsOfSums) return partial;
   const auto y = ranks_->leave(partial);
   return bias.defined() ? y + ranks_->for_own_rows(bias) : y;
 }
@@ -100,7 +95,10 @@ void Linear::init_own_weights(const WeightInit& init) {
   if (cut_ == Cut::kNone) {
     weight.normal_(0, std, init.generator);
   } else {
-    draw_piece(weight, cuts_inputs() ? 1 : 0, *ranks_, std, init.generator);
+    auto whole = weight.sizes().vec();
+    const int64_t dim = cuts_inputs() ? 1 : 0;
+    whole[static_cast<size_t>(dim)] *= ranks_->size();
+    draw_weight(weight, whole, dim, *ranks_, std, init);
   }
   if (bias.defined()) bias.zero_();
 }
@@ -141,7 +139,7 @@ void Embedding::init_own_weights(const WeightInit& init) {
   if (ranks_ == nullptr) {
     weight.normal_(0, init.std, init.generator);
   } else {
-    draw_piece(weight, 0, *ranks_, init.std, init.generator);
+    draw_weight(weight, {weight.size(0) * ranks_->size(), weight.size(1)}, 0, *ranks_, init.std, init);
   }
   if (padding_index_) weight.select(0, *padding_index_).zero_();
 }

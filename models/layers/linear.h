@@ -24,6 +24,11 @@ class CutOverRanks {
   virtual void declare_cut(const DeviceMeshPtr& mesh) = 0;
 };
 
+/// Draws a weight of `whole` sizes, N(0, std), of which `weight` is this rank's shard along `dim`; an undefined weight
+/// is one of other ranks, whose numbers are drawn and dropped. All ranks draw the same numbers.
+void draw_weight(const at::Tensor& weight, at::IntArrayRef whole, int64_t dim, const TensorParallelRanks& ranks,
+                 double std, const WeightInit& init);
+
 /// y = x W^T + b. Unlike torch::nn::Linear it is created without values, which init_weights() or a checkpoint provides,
 /// so that no unused random numbers are drawn. A sharded layer is initialised with its shard of the whole layer's
 /// values.
@@ -32,9 +37,8 @@ class Linear : public torch::nn::Module, public SelfInitializing, public CutOver
   /// Sharding of the weight over tensor parallel ranks.
   enum class Cut {
     kNone,
-    kOutputs,       ///< Megatron's ColumnParallelLinear: whole x, sharded y
-    kInputs,        ///< RowParallelLinear: sharded x, y is hidden states (TensorParallelRanks::leave)
-    kInputsOfSums,  ///< as kInputs, but y is this rank's partial sum; no bias
+    kOutputs,  ///< Megatron's ColumnParallelLinear: whole x, sharded y
+    kInputs,   ///< RowParallelLinear: sharded x, y is hidden states (TensorParallelRanks::leave)
   };
   struct Options {
     int64_t in = 0;  ///< of the whole layer, like out
@@ -76,7 +80,7 @@ class Linear : public torch::nn::Module, public SelfInitializing, public CutOver
   at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const;
   /// Reduces a sharded layer's product without its bias.
   at::Tensor sum_over_ranks(const at::Tensor& partial) const;
-  bool cuts_inputs() const { return cut_ == Cut::kInputs || cut_ == Cut::kInputsOfSums; }
+  bool cuts_inputs() const { return cut_ == Cut::kInputs; }
 
   double init_scale_;
   bool tied_;

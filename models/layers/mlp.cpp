@@ -28,6 +28,12 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
   TORCH_INTERNAL_ASSERT(false, "activation without a body");
 }
 
+at::Tensor activated(const std::vector<at::Tensor>& wide, Activation activation) {
+  if (wide.size() == 2 && activation == Activation::kSilu) return swiglu(wide[0], wide[1]);
+  const auto active = activate(wide[0], activation);
+  return wide.size() == 1 ? active : active * wide[1];
+}
+
 double training_flops(const MlpSpec& spec) {
   const auto width = static_cast<double>(spec.intermediate_size) * (spec.gated ? 1.5 : 1.0);
   return 12.0 * static_cast<double>(spec.hidden_size) * width;
@@ -59,13 +65,11 @@ class MlpPart final : public PartSpec {
 
 PartSpecPtr mlp_part(MlpSpec spec) { return std::make_shared<MlpPart>(std::move(spec)); }
 
-std::shared_ptr<Hooked<Mlp>> Mlp::expert(const MlpSpec& spec, const BuildContext& context) {
-  return std::make_shared<Hooked<Mlp>>(spec, context, Linear::Cut::kInputsOfSums);
-}
-
-Mlp::Mlp(const MlpSpec& spec, const BuildContext& context, Linear::Cut cut_of_down)
-    : class_name_(spec.class_name), activation_(spec.activation), tiles_(context.mlp_tiles) {
-  if (cut_of_down == Linear::Cut::kInputs) ranks_ = context.tensor_parallel;
+Mlp::Mlp(const MlpSpec& spec, const BuildContext& context)
+    : class_name_(spec.class_name),
+      activation_(spec.activation),
+      tiles_(context.mlp_tiles),
+      ranks_(context.tensor_parallel) {
   const Linear::Options widen{.in = spec.hidden_size,
                               .out = spec.intermediate_size,
                               .bias = spec.bias,
@@ -80,12 +84,11 @@ Mlp::Mlp(const MlpSpec& spec, const BuildContext& context, Linear::Cut cut_of_do
                                                                                 .out = spec.hidden_size,
                                                                                 .bias = spec.bias,
                                                                                 .init_scale = spec.output_init_scale,
-                                                                                .cut = cut_of_down,
+                                                                                .cut = Linear::Cut::kInputs,
                                                                                 .ranks = context.tensor_parallel}));
 }
 
 at::Tensor Mlp::forward(const at::Tensor& own) {
-  if (ranks_ == nullptr) return of_rows(own);  // an expert's rows are few and not a sequence
   const auto hidden = ranks_->enter(own);
   if (tiles_ == 1) return of_rows(hidden);
   auto self = shared_from_this();  // the graph may outlive the model
@@ -95,14 +98,9 @@ at::Tensor Mlp::forward(const at::Tensor& own) {
 
 at::Tensor Mlp::of_rows(const at::Tensor& hidden) {
   const auto wide = widening_.forward(hidden);
-  if (is_swiglu() && down_proj_->is_transparent()) return down_proj_->forward_of_swiglu(wide[0], wide[1]);
-  return down_proj_->forward(activated(wide));
-}
-
-at::Tensor Mlp::activated(const std::vector<at::Tensor>& wide) const {
-  if (is_swiglu()) return swiglu(wide[0], wide[1]);
-  const auto active = activate(wide[0], activation_);
-  return wide.size() == 1 ? active : active * wide[1];
+  const bool is_swiglu = wide.size() == 2 && activation_ == Activation::kSilu;
+  if (is_swiglu && down_proj_->is_transparent()) return down_proj_->forward_of_swiglu(wide[0], wide[1]);
+  return down_proj_->forward(activated(wide, activation_));
 }
 
 }  // namespace megashard

@@ -16,6 +16,8 @@
 namespace megashard {
 
 at::Tensor activate(const at::Tensor& x, Activation activation);
+/// Activation of the outputs [..., I] of gate_proj and up_proj, act(gate) * up, or of up_proj alone.
+at::Tensor activated(const std::vector<at::Tensor>& wide, Activation activation);
 
 /// down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate.
 struct MlpSpec {
@@ -37,20 +39,9 @@ PartSpecPtr mlp_part(MlpSpec spec);
 class Mlp : public torch::nn::Module {
  public:
   /// From hidden states to hidden states.
-  explicit Mlp(const MlpSpec& spec, const BuildContext& context = {}) : Mlp(spec, context, Linear::Cut::kInputs) {}
-  /// An expert: rows [N, C] -> this rank's partial sum.
-  static std::shared_ptr<Hooked<Mlp>> expert(const MlpSpec& spec, const BuildContext& context);
-  Mlp(const MlpSpec& spec, const BuildContext& context, Linear::Cut cut_of_down);
+  explicit Mlp(const MlpSpec& spec, const BuildContext& context = {});
 
   at::Tensor forward(const at::Tensor& hidden);  // [..., C] -> [..., C]
-  /// Parts for experts that share their products: gate_proj and up_proj, or up_proj.
-  const std::vector<std::shared_ptr<Hooked<Linear>>>& widening() const { return widening_.layers(); }
-  /// Activation of their outputs [..., I].
-  at::Tensor activated(const std::vector<at::Tensor>& wide) const;
-  /// down_proj.
-  const std::shared_ptr<Hooked<Linear>>& narrowing() const { return down_proj_; }
-  /// True if activated() is swiglu of two outputs.
-  bool is_swiglu() const { return widening().size() == 2 && activation_ == Activation::kSilu; }
   std::string class_name() const { return class_name_; }
 
  private:
@@ -59,8 +50,8 @@ class Mlp : public torch::nn::Module {
   std::string class_name_;
   Activation activation_;
   int64_t tiles_;
-  TensorParallelRanksPtr ranks_;  // null for an expert, which does not communicate itself
-  JointLinears widening_;
+  TensorParallelRanksPtr ranks_;
+  JointLinears widening_;  // gate_proj and up_proj, or up_proj
   std::shared_ptr<Hooked<Linear>> down_proj_;
 };
 

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 
+#include "models/moe/experts_in_checkpoints.h"
 #include "models/moe/router_losses.h"
-#include "models/moe/stacked_experts.h"
 #include "parallel/collectives/device_mesh.h"
+#include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
 
@@ -27,11 +28,12 @@ int expert_shard_size(int world, int shard, int ep_size, std::optional<int> want
   return std::max(1, shard / ep_size);
 }
 
-bool ExpertParallelModule::is_on_other_rank(const std::string& key) const {
-  const auto expert = expert_of(key);
-  const int64_t experts = moe_config().num_experts;
-  return expert && *expert < experts && !context().experts.has(*expert, experts);
+std::vector<ShardedTensors> ExpertParallelModule::other_forms(const std::string& key,
+                                                              const ShardedTensor& tensor) const {
+  return checkpoint_forms(key, tensor, moe_config().num_experts);
 }
+
+bool ExpertParallelModule::is_stack_of_matrices(const std::string& name) const { return is_of_experts(name); }
 
 std::vector<AuxTerm> ExpertParallelModule::router_terms(const LayerOutput& states, const SequenceShard& shard) const {
   if (!states.balance.defined()) return {};
@@ -41,25 +43,18 @@ std::vector<AuxTerm> ExpertParallelModule::router_terms(const LayerOutput& state
 
 std::vector<SparseMoeBlock*> ExpertParallelModule::sparse_blocks() const {
   std::vector<SparseMoeBlock*> blocks;
-  for (const auto& each : modules()) {
+  for (const auto& each : modules(/*include_self=*/false)) {
     if (auto* block = dynamic_cast<SparseMoeBlock*>(each.get())) blocks.push_back(block);
   }
   return blocks;
 }
 
-std::unordered_set<const c10::TensorImpl*> ExpertParallelModule::expert_parameters() const {
+std::unordered_set<const c10::TensorImpl*> ExpertParallelModule::stacked_parameters() const {
   std::unordered_set<const c10::TensorImpl*> parameters;
   for (auto* block : sparse_blocks()) {
-    for (const auto& expert : block->experts()) {
-      for (const auto& parameter : expert->parameters()) parameters.insert(parameter.unsafeGetTensorImpl());
-    }
+    for (const auto& parameter : block->experts().parameters()) parameters.insert(parameter.unsafeGetTensorImpl());
   }
   return parameters;
-}
-
-ExpertParallelInfo ExpertParallelModule::expert_parallel_info() const {
-  if (ep_ranks_ == nullptr) return {};
-  return {.ranks = ep_ranks_, .parameters = expert_parameters()};
 }
 
 void ExpertParallelModule::_init_ep_model() {
@@ -76,11 +71,14 @@ void ExpertParallelModule::_init_ep_model() {
               ep_size, " of the experts, which is not that of rank ", world->rank(), ": make it on this rank");
   const int replicas = world->size() / ep_size / shard;
   const DeviceMesh ranks(world, {replicas, shard, ep_size}, {"Expert_Replicate", "Expert_Shard", "EP"});
-  if (ep_size > 1) ep_ranks_ = ranks.group("EP");
-  for (auto* block : sparse_blocks()) block->set_ranks(ranks.group("EP"));
+  const auto ep = ranks.submesh({"EP"});
+  for (auto* block : sparse_blocks()) {
+    block->set_ranks(ep->group(0));
+    for (const auto& parameter : block->experts().parameters()) set_tensor_parallel(parameter, ep, Placement::shard(0));
+  }
   const auto mesh =
       replicas == 1 ? ranks.submesh({"Expert_Shard"}) : ranks.submesh({"Expert_Replicate", "Expert_Shard"});
-  shard_over(mesh, [parameters = expert_parameters()](const at::Tensor& parameter) {
+  shard_over(mesh, [parameters = stacked_parameters()](const at::Tensor& parameter) {
     return parameters.contains(parameter.unsafeGetTensorImpl());
   });
 }

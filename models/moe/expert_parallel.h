@@ -15,26 +15,23 @@
 namespace megashard {
 
 /// Base of decoders, with expert parallelism (--expert-model-parallel-size N): rank r has the experts of EP rank r % N
-/// in every layer, numbered as in the whole model, and shards them over the ranks that have the same experts. Other
-/// parameters are sharded as without it.
+/// in every layer, a piece of the whole model's tensors, and shards them over the ranks that have the same experts.
+/// Other parameters are sharded as without it.
 class ExpertParallelModule : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin {
  public:
-  bool is_on_other_rank(const std::string& key) const override;
-  ExpertParallelInfo expert_parallel_info() const override;
+  std::vector<ShardedTensors> other_forms(const std::string& key, const ShardedTensor& tensor) const override;
+  bool is_stack_of_matrices(const std::string& name) const override;
 
  protected:
   /// Router losses, if the model has routers. Collective over the ranks that share the sequences.
   std::vector<AuxTerm> router_terms(const LayerOutput& states, const SequenceShard& shard) const;
   void _init_ep_model() override;
+  std::unordered_set<const c10::TensorImpl*> stacked_parameters() const override;
   virtual const MoeConfig& moe_config() const = 0;
   virtual const BuildContext& context() const = 0;  ///< that the model was built with
 
  private:
   std::vector<SparseMoeBlock*> sparse_blocks() const;
-  /// Parameters of this rank's experts.
-  std::unordered_set<const c10::TensorImpl*> expert_parameters() const;
-
-  ProcessGroupPtr ep_ranks_;
 };
 
 /// Number of ranks that an expert's parameters are sharded over. Of the world / ep_size ranks that have the expert, the

@@ -6,7 +6,6 @@
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/nn/modules/container/modulelist.h>
 
 #include <utility>
 
@@ -91,13 +90,6 @@ class ExpertsPart final : public PartSpec {
 
 PartSpecPtr experts_part(MoeSpec spec) { return std::make_shared<ExpertsPart>(std::move(spec)); }
 
-std::shared_ptr<Hooked<Mlp>> RemoteExpert::expert() const { return Mlp::expert(spec_, context_); }
-
-void RemoteExpert::init_own_weights(const WeightInit& init) {
-  for (const auto& projection : expert()->children())
-    dynamic_cast<SelfInitializing&>(*projection).init_own_weights(init);
-}
-
 SparseMoeBlock::SparseMoeBlock(const MoeSpec& spec, const BuildContext& context)
     : class_name_(spec.class_name),
       num_experts_(spec.moe.num_experts),
@@ -106,16 +98,8 @@ SparseMoeBlock::SparseMoeBlock(const MoeSpec& spec, const BuildContext& context)
       tensor_parallel_(context.tensor_parallel) {
   router_ = spec.router->build(spec.hidden_size, spec.moe);
   register_module("gate", router_->module());
-  const auto list = register_module("experts", std::make_shared<torch::nn::ModuleListImpl>());
-  for (int64_t i = 0; i < num_experts_; ++i) {
-    if (!placement_.has(i, num_experts_)) {
-      list->push_back(std::make_shared<RemoteExpert>(spec.expert, context));
-      continue;
-    }
-    experts_.push_back(Mlp::expert(spec.expert, context));
-    list->push_back(experts_.back());
-  }
-  grouped_experts_ = GroupedExperts(experts_);
+  experts_ = register_module("experts",
+                             std::make_shared<Hooked<Experts>>(spec.expert, num_experts_, spec.experts_class, context));
 }
 
 LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pass) {
@@ -143,7 +127,7 @@ LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pa
 }
 
 at::Tensor SparseMoeBlock::run_experts(const at::Tensor& rows, const RowGroupsPtr& groups) {
-  return tensor_parallel_->sum(grouped_experts_.forward(tensor_parallel_->with_summed_gradient(rows), groups));
+  return tensor_parallel_->sum(experts_->forward(tensor_parallel_->with_summed_gradient(rows), groups));
 }
 
 }  // namespace megashard

@@ -66,6 +66,7 @@ PartSpecPtr attention_of(const DecoderConfig& config, int64_t index) {
 
 PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router) {
   return experts_part({.class_name = config.names.moe,
+                       .experts_class = config.names.experts,
                        .hidden_size = config.hidden_size,
                        .moe = config.moe,
                        .expert = mlp_of(config, config.moe.intermediate_size),

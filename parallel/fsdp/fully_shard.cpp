@@ -197,6 +197,14 @@ void fully_shard(std::span<Module* const> modules, const FullyShardOptions& opti
   state->register_hooks();
 }
 
+int64_t leading_dims_for(at::IntArrayRef sizes, int ranks) {
+  if (sizes[0] % ranks == 0) return 1;
+  for (int64_t leading = 2; leading < static_cast<int64_t>(sizes.size()); ++leading) {
+    if (ShardGeometry::of_leading(sizes.vec(), leading, ranks)) return leading;
+  }
+  return 1;
+}
+
 bool is_sharded(const at::Tensor& parameter) { return find_fsdp_param(parameter) != nullptr; }
 bool is_fsdp_module(const Module& module) { return fsdp_state(module) != nullptr; }
 
@@ -220,9 +228,9 @@ std::vector<int64_t> global_sizes(const at::Tensor& parameter) {
 
 void assign_full_parameter(const at::Tensor& parameter, const at::Tensor& whole) {
   auto* param = find_fsdp_param(parameter);
-  if (const auto layout = tensor_parallel_layout(parameter); param == nullptr && layout) {
+  if (const auto layouts = tensor_parallel_layouts(parameter); param == nullptr && !layouts.empty()) {
     const c10::NoGradGuard no_grad;
-    parameter.detach().copy_(tensor_parallel_slice(whole.detach(), parameter.sizes(), *layout));
+    parameter.detach().copy_(tensor_parallel_slice(whole.detach(), parameter.sizes(), layouts));
     return;
   }
   TORCH_CHECK_VALUE(param != nullptr,

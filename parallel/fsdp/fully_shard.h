@@ -84,6 +84,10 @@ struct ShardPlacement {
   DeviceMeshPtr mesh{};
 };
 
+/// Smallest ShardPlacement::leading_dims with which `ranks` ranks get equal shards of a tensor of these sizes, from
+/// shards of dimension 0 to shards of all dimensions but the last; 1 if there is none.
+int64_t leading_dims_for(at::IntArrayRef sizes, int ranks);
+
 struct FullyShardOptions {
   /// 1-D: shards over it; 2-D: replicates over dim 0, shards over dim 1 (HSDP).
   DeviceMeshPtr mesh{};

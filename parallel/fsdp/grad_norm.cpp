@@ -65,7 +65,7 @@ constexpr double kEpsilon = 1e-6;
 
 /// Gradients whose norms are summed over the same groups.
 struct Bucket {
-  std::vector<ProcessGroupPtr> groups;  // sharding groups, and the expert-parallel group if any
+  std::vector<ProcessGroupPtr> groups;  // sharding groups
   c10::Device group_device = c10::kCPU;
   std::vector<at::Tensor> gradients;
 };
@@ -76,20 +76,13 @@ struct Gradients {
 };
 
 /// Copies no groups if the bucket exists: called for every parameter in every step.
-Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter, const ExpertParallelInfo& parts) {
+Bucket& bucket_of(std::vector<Bucket>& buckets, const at::Tensor& parameter) {
   const auto* param = find_fsdp_param(parameter);
   const auto own = param == nullptr ? sharding_groups_of(parameter) : std::vector<ProcessGroupPtr>();
-  const auto& sharding = param == nullptr ? own : param->sharding_groups();
-  const bool has_others = parts.ranks != nullptr && parts.parameters.contains(parameter.unsafeGetTensorImpl());
-  for (auto& bucket : buckets) {
-    const bool as_many = bucket.groups.size() == sharding.size() + (has_others ? 1 : 0);
-    if (as_many && std::equal(sharding.begin(), sharding.end(), bucket.groups.begin()) &&
-        (!has_others || bucket.groups.back() == parts.ranks))
-      return bucket;
-  }
-  Bucket bucket{sharding, sharding.empty() ? parameter.device() : sharding.front()->device(), {}};
-  if (has_others) bucket.groups.push_back(parts.ranks);
-  return buckets.emplace_back(std::move(bucket));
+  const auto& groups = param == nullptr ? own : param->sharding_groups();
+  const auto found = std::ranges::find(buckets, groups, &Bucket::groups);
+  if (found != buckets.end()) return *found;
+  return buckets.emplace_back(Bucket{groups, groups.empty() ? parameter.device() : groups.front()->device(), {}});
 }
 
 /// The defined tensors in order; a tied one at its first position.
@@ -108,14 +101,13 @@ std::vector<const at::Tensor*> each_once(const std::vector<at::Tensor>& tensors)
 
 enum class Part { kGradient, kParameter };
 
-Gradients collect_gradients(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts,
-                            Part part = Part::kGradient) {
+Gradients collect_gradients(const std::vector<at::Tensor>& parameters, Part part = Part::kGradient) {
   Gradients found;
   const auto listed = each_once(parameters);
   if (!listed.empty()) found.device = listed.front()->device();
   for (const at::Tensor* each : listed) {
     const at::Tensor& parameter = *each;
-    auto& bucket = bucket_of(found.buckets, parameter, parts);  // even without a gradient: all ranks must match
+    auto& bucket = bucket_of(found.buckets, parameter);  // even without a gradient: all ranks must match
     if (bucket.gradients.empty()) bucket.gradients.reserve(listed.size());
     const at::Tensor gradient = part == Part::kGradient ? parameter.grad() : reshard_and_view(parameter).local.detach();
     if (!gradient.defined()) continue;
@@ -248,20 +240,19 @@ void scale_cpu(const at::Tensor& gradient, double factor) {
 
 }  // namespace
 
-at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type,
-                           const ExpertParallelInfo& parts) {
+at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
   const at::NoGradGuard no_grad;
-  return norm_of(collect_gradients(parameters, parts), norm_type).to(at::kFloat);
+  return norm_of(collect_gradients(parameters), norm_type).to(at::kFloat);
 }
 
-at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts) {
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters) {
   const at::NoGradGuard no_grad;
-  return norm_of(collect_gradients(parameters, parts, Part::kParameter), 2.0).to(at::kFloat);
+  return norm_of(collect_gradients(parameters, Part::kParameter), 2.0).to(at::kFloat);
 }
 
-at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts) {
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters) {
   const at::NoGradGuard no_grad;
-  const Gradients found = collect_gradients(parameters, parts);
+  const Gradients found = collect_gradients(parameters);
   const auto none = at::dtype(at::kDouble).device(found.device);
   std::vector<at::Tensor> counts;
   for (const auto& bucket : found.buckets) {
@@ -304,7 +295,7 @@ void clip_grads_with_norm_(const std::vector<at::Tensor>& gradients, double max_
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
   const at::NoGradGuard no_grad;
-  const Gradients gradients = collect_gradients(parameters, {});
+  const Gradients gradients = collect_gradients(parameters);
   const at::Tensor norm = norm_of(gradients, norm_type);
   for (const auto& bucket : gradients.buckets) {
     clip_grads_with_norm_(bucket.gradients, max_norm, norm);

@@ -2,33 +2,23 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <unordered_set>
 #include <vector>
-
-#include "parallel/collectives/process_group.h"
 
 namespace megashard {
 
-/// Parameters that differ between the ranks of `ranks` (experts): the functions below also sum over these ranks.
-struct ExpertParallelInfo {
-  ProcessGroupPtr ranks{};  ///< null: no such parameters
-  std::unordered_set<const c10::TensorImpl*> parameters{};
-};
-
 /// Norm over all gradients as one vector, over all ranks; a 0-d fp32 tensor on the parameters' device. Collective: one
-/// all-reduce per group that shards some parameters (FSDP and tensor parallelism). Replicated values and tied
+/// all-reduce per group that shards some parameters (FSDP, tensor and expert parallelism). Replicated values and tied
 /// parameters that are listed twice count once. Every rank passes the same parameters; those without a gradient count
 /// as zero. Squares are summed in fp64. Does not block the host on the device. norm_type: positive, or infinity for the
 /// largest absolute value.
-at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0,
-                           const ExpertParallelInfo& parts = {});
+at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
 
 /// The same norm over the parameters themselves (Megatron's calc_params_l2_norm, over all parameters). Collective.
-at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts = {});
+at::Tensor total_parameter_norm(const std::vector<at::Tensor>& parameters);
 
 /// Number of gradient elements that are exactly 0, over all ranks, counted as in total_grad_norm; a 0-d fp64 tensor on
 /// the parameters' device (Megatron's count_zeros_fp32). Collective.
-at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters, const ExpertParallelInfo& parts = {});
+at::Tensor count_zero_gradients(const std::vector<at::Tensor>& parameters);
 
 /// Clipping factor min(1, max_norm / (norm + 1e-6)); 0-d fp64 on the norm's device.
 at::Tensor clip_factor(double max_norm, const at::Tensor& norm);

@@ -262,7 +262,6 @@ void train(const json& job, const ProcessGroupPtr& world, Results& results) {
       make_optimizer(parameters, {.kind = job.at("optimizer") == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdam,
                                   .lr = job.at("lr"),
                                   .weight_decay = job.at("weight_decay")});
-  optimizer->set_parts(model->expert_parallel_info());
 
   const JobData data(job);
   const SequenceShard sequence = sequence_ranks(job, sharding);

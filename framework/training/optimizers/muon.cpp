@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -17,13 +18,14 @@
 namespace megashard {
 namespace {
 
-/// A matrix, and how a group of ranks shares it.
+/// A matrix, or a stack of them, and how a group of ranks shares it.
 struct Matrix {
   const SteppedParameter* parameter;
   std::vector<int64_t> sizes;  // of the whole
   int64_t dim = 0;             // that is cut
   std::vector<int64_t> split_shapes;
 
+  bool is_stack() const { return sizes.size() > 2; }
   int64_t products() const { return sizes[0] * sizes[1] * std::min(sizes[0], sizes[1]); }
   int64_t elements_of(const ChunkRange& piece) const { return piece.size * sizes[static_cast<size_t>(1 - dim)]; }
 };
@@ -86,7 +88,8 @@ class Muon final : public UpdateRule {
       Matrix matrix{.parameter = each, .sizes = view.global_sizes, .split_shapes = {}};
       if (options_.split_qkv && options_.qkv_split_shapes)
         matrix.split_shapes = options_.qkv_split_shapes(each->name, view.global_sizes);
-      const ProcessGroupPtr ranks = groups.empty() ? nullptr : groups.front();
+      if (matrix.is_stack()) check_stack(*each, view);
+      const ProcessGroupPtr ranks = groups.empty() || matrix.is_stack() ? nullptr : groups.front();
       if (ranks != nullptr) matrix.dim = cut_dimension(*each, view, groups);
       const auto same = std::ranges::find(all, ranks, &SharedMatrices::ranks);
       auto& shared = same == all.end() ? all.emplace_back(SharedMatrices{ranks, {}}) : *same;
@@ -95,6 +98,26 @@ class Muon final : public UpdateRule {
     // The ranks of a round have matrices of about one size.
     for (auto& shared : all) std::ranges::stable_sort(shared.matrices, std::ranges::greater(), &Matrix::products);
     return all;
+  }
+
+  /// Throws unless this rank has whole matrices of a stack.
+  static void check_stack(const SteppedParameter& each, const ShardedTensor& view) {
+    const auto whole = at::IntArrayRef(view.global_sizes).slice(view.global_sizes.size() - 2);
+    const auto local = view.local.sizes().slice(view.global_sizes.size() - 2);
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        whole == local || view.local.numel() == 0, "Muon takes experts that each rank has whole, and '", each.name,
+        "' is cut over more ranks than it has experts: set expert_fully_shard_parallel_size in the FSDP2 file to a "
+        "number that divides the experts, or use --optimizer adam");
+  }
+
+  /// As orthogonalized(), for each matrix of a stack, too.
+  at::Tensor orthogonalized_each(const at::Tensor& update, const Matrix& matrix) const {
+    if (!matrix.is_stack()) return orthogonalized(update, matrix.split_shapes, options_.newton_schulz);
+    const at::Tensor results = at::empty_like(update);
+    const auto updates = update.flatten(0, -3), stack = results.flatten(0, -3);
+    for (int64_t i = 0; i < updates.size(0); ++i)
+      stack.select(0, i).copy_(orthogonalized(updates.select(0, i), {}, options_.newton_schulz));
+    return results;
   }
 
   static int64_t cut_dimension(const SteppedParameter& each, const ShardedTensor& view,
@@ -139,9 +162,9 @@ class Muon final : public UpdateRule {
   void run_round(std::span<const Matrix> round, const ProcessGroupPtr& ranks, const ParamGroup& group,
                  const StepContext& context) const {
     if (ranks == nullptr) {
-      const auto& [parameter, sizes, dim, split_shapes] = round.front();
-      const at::Tensor update = momentum_update(*parameter, context);
-      return apply(*parameter, orthogonalized(update, split_shapes, options_.newton_schulz), group, context);
+      const auto& parameter = *round.front().parameter;
+      const at::Tensor update = momentum_update(parameter, context);
+      return apply(parameter, orthogonalized_each(update, round.front()), group, context);
     }
     const int64_t size = ranks->size();
     const auto piece = [&](const Matrix& matrix, int64_t rank) {

@@ -27,6 +27,7 @@ OptimizerOptions optimizer_options(const Arguments& arguments, const MegatronMod
   muon.is_embedding_or_output_parameter = [&model](const std::string& name) {
     return model.is_embedding_or_output_parameter(name);
   };
+  muon.is_stack_of_matrices = [&model](const std::string& name) { return model.is_stack_of_matrices(name); };
   muon.qkv_split_shapes = [&model](const std::string& name, const std::vector<int64_t>& sizes) {
     return model.qkv_split_shapes(name, sizes);
   };

@@ -20,6 +20,8 @@ struct MuonOptions {
   bool split_qkv = true;
   /// Matrices that AdamW steps, by their names; null: none.
   std::function<bool(const std::string& name)> is_embedding_or_output_parameter{};
+  /// MegatronModule::is_stack_of_matrices; null: there are none.
+  std::function<bool(const std::string& name)> is_stack_of_matrices{};
   /// Rows of the projections in a fused matrix (MegatronModule::qkv_split_shapes); null: there are none.
   std::function<std::vector<int64_t>(const std::string& name, const std::vector<int64_t>& sizes)> qkv_split_shapes{};
 };

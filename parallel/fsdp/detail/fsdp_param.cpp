@@ -106,14 +106,14 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
     : parameter_(std::move(parameter)),
       group_(group),
       layout_(layout),
-      tensor_parallel_(tensor_parallel_layout(parameter_)),
+      tensor_parallel_(tensor_parallel_layouts(parameter_)),
       policy_(options.mixed_precision),
       offload_(options.cpu_offload),
       rank_(layout.shard_group->rank()) {
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
   if (options.param_dtype_override_fn) dtype_override_ = options.param_dtype_override_fn(parameter_);
-  if (tensor_parallel_) joint_mesh_ = joint_mesh(layout_.mesh, *tensor_parallel_);
+  if (!tensor_parallel_.empty()) joint_mesh_ = joint_mesh(layout_.mesh, tensor_parallel_);
   const auto placement = options.shard_placement_fn ? options.shard_placement_fn(parameter_) : ShardPlacement{};
   geometry_ = geometry_of(parameter_, name, placement, layout_.shard_group->size());
 
@@ -146,7 +146,7 @@ ShardedTensor FsdpParam::sharded_tensor() const {
   if (layout_.mesh->ndim() == 2) placements.push_back(Placement::replicate());
   placements.push_back(Placement::shard(geometry_.dim));
   ShardedTensor part{sharded_param_, geometry_.sizes, geometry_.offsets(rank_), layout_.mesh, std::move(placements)};
-  return tensor_parallel_ ? in_whole_model(std::move(part), *tensor_parallel_, joint_mesh_) : part;
+  return tensor_parallel_.empty() ? part : in_whole_model(std::move(part), tensor_parallel_, joint_mesh_);
 }
 
 c10::Device FsdpParam::sharded_device() const { return offload_ ? c10::Device(c10::kCPU) : layout_.mesh->device(); }
@@ -281,7 +281,8 @@ void FsdpParam::free_unsharded() {
 
 void FsdpParam::assign_full(const at::Tensor& given) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor whole = tensor_parallel_ ? tensor_parallel_slice(given, geometry_.sizes, *tensor_parallel_) : given;
+  const at::Tensor whole =
+      tensor_parallel_.empty() ? given : tensor_parallel_slice(given, geometry_.sizes, tensor_parallel_);
   TORCH_CHECK(whole.sizes() == at::IntArrayRef(geometry_.sizes), "parameter '", name(), "' has sizes ",
               sizes_text(geometry_.sizes), ", but the weights given have ", whole.sizes());
   if (is_meta()) materialise_empty(sharded_device());

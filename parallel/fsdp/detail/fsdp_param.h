@@ -120,8 +120,8 @@ class FsdpParam {
   at::Tensor parameter_;
   FsdpParamGroup* group_;
   ShardLayout layout_;
-  std::optional<TensorParallelLayout> tensor_parallel_;
-  DeviceMeshPtr joint_mesh_;  // including the tensor-parallel dimension
+  TensorParallelLayouts tensor_parallel_;  // empty: the parameter is whole
+  DeviceMeshPtr joint_mesh_;               // including the tensor-parallel dimension
   std::vector<ProcessGroupPtr> sharding_groups_;
   c10::intrusive_ptr<GuardInfo> info_;
   c10::intrusive_ptr<GuardInfo> grad_info_;

@@ -1,4 +1,5 @@
 #include <ATen/Functions.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include "framework/training/optimizers/newton_schulz.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/support/formula.h"
+#include "tests/support/message_of.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
 
@@ -132,6 +134,45 @@ TEST(MuonTest, MeshesOfSomeRanksAreAsTheWholeMatrix) {
       const auto all = testing::part_like(wholes[i].second, pieces[i].second);
       EXPECT_TRUE(all.allclose(reshard_and_view(pieces[i].second).local, 0, kBar)) << pieces[i].first;
     }
+  });
+}
+
+/// Experts: a stack is stepped as its matrices, whichever of them a rank has; a part of one is refused.
+TEST(MuonTest, AStackIsItsMatricesOneByOne) {
+  struct Stack : torch::nn::Module {
+    explicit Stack(at::IntArrayRef sizes) { register_parameter("stack", testing::fixed(sizes, 5)); }
+    at::Tensor forward(at::Tensor x) { return x; }
+  };
+  auto options = options_of_test();
+  options.muon.is_stack_of_matrices = [](const std::string& name) { return name == "stack"; };
+  testing::run_ranks(3, [&](const ProcessGroupPtr& world) {
+    Hooked<Stack> sharded(at::IntArrayRef{3, 2, 4, 5});
+    NamedTensors matrices;
+    for (const auto& each : testing::fixed({3, 2, 4, 5}, 5).flatten(0, 1).unbind(0))
+      matrices.emplace_back("matrix", each.clone().requires_grad_());
+    fully_shard(sharded, testing::resharding(world));
+    const auto pieces = named(sharded);
+    const auto gradients = testing::fixed({3, 2, 4, 5}, 6);
+    pieces[0].second.mutable_grad() = testing::part_like(gradients, pieces[0].second).contiguous();
+    for (int64_t i = 0; i < 6; ++i)
+      matrices[static_cast<size_t>(i)].second.mutable_grad() = gradients.flatten(0, 1).select(0, i);
+    Optimizer on_stack(pieces, options), on_matrices(matrices, options);
+    on_stack.step();
+    on_matrices.step();
+    const auto local = reshard_and_view(pieces[0].second).local.detach();
+    for (int64_t half = 0; half < 2; ++half)
+      EXPECT_TRUE(at::equal(local.select(0, 0).select(0, half),
+                            matrices[static_cast<size_t>(2 * world->rank() + half)].second.detach()));
+  });
+  testing::run_ranks(4, [&](const ProcessGroupPtr& world) {
+    Hooked<Stack> sharded(at::IntArrayRef{1, 2, 4, 5});
+    auto of_leading = testing::resharding(world);
+    of_leading.shard_placement_fn = [](const at::Tensor&) { return ShardPlacement{.leading_dims = 3}; };
+    fully_shard(sharded, of_leading);
+    const auto pieces = named(sharded);
+    set_gradients(pieces, 7);
+    Optimizer optimizer(pieces, options);
+    EXPECT_THAT(testing::message_of([&] { optimizer.step(); }), ::testing::HasSubstr("expert_fully_shard_parallel"));
   });
 }
 

@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "models/kernels/fused_ops.h"
-#include "parallel/fsdp/adjacent_parameters.h"
+#include "models/kernels/grouped_products.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"
 #include "tests/models/kernels/against_fp64.h"
@@ -30,15 +30,14 @@ RowGroupsPtr groups_of(const Counts& counts) {
   return c10::make_intrusive<RowGroups>(at::tensor(counts, at::kLong).to(device_of_tests()), rows_of(counts));
 }
 
-/// The expected result of grouped_linear: for each weight of a group, the rows of all groups, [N, out].
-Tensors one_by_one(const at::Tensor& x, at::TensorList weights, const Counts& counts) {
+/// The expected result of grouped_linear for weights [groups, parts, out, in].
+Tensors one_by_one(const at::Tensor& x, const at::Tensor& weight, const Counts& counts) {
   const auto pieces = x.split_with_sizes(counts);
-  const size_t each = weights.size() / counts.size();
   Tensors results;
-  for (size_t i = 0; i < each; ++i) {
+  for (int64_t i = 0; i < weight.size(1); ++i) {
     Tensors parts;
     for (size_t group = 0; group < counts.size(); ++group)
-      parts.push_back(at::linear(pieces[group], weights[group * each + i]));
+      parts.push_back(at::linear(pieces[group], weight.select(0, static_cast<int64_t>(group)).select(0, i)));
     results.push_back(at::cat(parts));
   }
   return results;
@@ -47,53 +46,35 @@ Tensors one_by_one(const at::Tensor& x, at::TensorList weights, const Counts& co
 const std::vector<Counts> kCounts = {{3, 0, 5, 1}, {0, 9, 0, 0}, {0, 0, 0, 1}, {16, 31, 2, 64}};
 
 TEST(GroupedLinear, HasTheNumbersOfFp64) {
-  MEGASHARD_NOT_ON_SIM("its kernel is for weights that a unit has gathered");
+  MEGASHARD_NOT_ON_SIM("the comparison runs on the CPU");
   for (const Counts& counts : kCounts) {
     for (const auto& [out, in] : {std::pair{17, 33}, std::pair{1, 1}, std::pair{160, 200}}) {
-      Tensors inputs{fixed({rows_of(counts), in}, 1)};
-      for (size_t i = 0; i < counts.size(); ++i) inputs.push_back(fixed({out, in}, 10 + i));
-      const auto fused = [&](const Tensors& all) {
-        const auto weights = at::TensorList(all).slice(1);
-        EXPECT_TRUE(can_group(all[0], weights, 4));
-        return grouped_linear(all[0], weights, groups_of(counts))[0];
-      };
-      // Weights are joined for the comparison: groups without rows have zero gradients, by which `error` would divide.
-      const auto plain = [&](const Tensors& all) {
-        return one_by_one(all[0], at::TensorList(all).slice(1), counts)[0];
-      };
-      const auto joined = [&](const auto& of_all) {
-        return [of_all, rows = out](const Tensors& given) {
-          Tensors all{given[0]};
-          for (const auto& weight : given[1].split(rows)) all.push_back(weight);
-          return of_all(all);
-        };
-      };
-      expect_same({inputs[0], at::cat(at::TensorList(inputs).slice(1))}, joined(fused), joined(plain));
+      const auto of_rows = [&](const Tensors& all) { return all[1].view({4, 1, out, in}); };
+      const auto fused = [&](const Tensors& all) { return grouped_linear(all[0], of_rows(all), groups_of(counts))[0]; };
+      const auto plain = [&](const Tensors& all) { return one_by_one(all[0], of_rows(all), counts)[0]; };
+      // One matrix for the comparison: groups without rows have zero gradients, by which `error` would divide.
+      expect_same({fixed({rows_of(counts), in}, 1), fixed({4 * out, in}, 10)}, fused, plain);
     }
   }
 }
 
-/// Two weights for each group, adjacent in memory when gathered.
+/// Two weights for each group.
 struct PairsImpl : torch::nn::Module {
   PairsImpl(const Counts& of_groups, int64_t out, int64_t in) : counts(of_groups) {
-    for (size_t i = 0; i < 2 * counts.size(); ++i)
-      weights.push_back(register_parameter("w" + std::to_string(i), fixed({out, in}, i)));
-    keep_adjacent(weights);
+    weight = register_parameter("weight", fixed({static_cast<int64_t>(counts.size()), 2, out, in}, 1));
   }
   std::vector<at::Tensor> forward(at::Tensor x) {
-    if (apart) return one_by_one(x, weights, counts);
-    EXPECT_TRUE(can_group(x, weights, static_cast<int64_t>(counts.size()))) << x.scalar_type();
-    return grouped_linear(x, weights, groups);
+    return apart ? one_by_one(x, weight, counts) : grouped_linear(x, weight, groups);
   }
 
   Counts counts;
   RowGroupsPtr groups = groups_of(counts);
-  Tensors weights;
+  at::Tensor weight;
   bool apart = false;
 };
 using Pairs = Hooked<PairsImpl>;
 
-/// Results, gradients of the input, and gradients of this rank's rows of the trainable weights.
+/// Results, gradients of the input, and gradients of this rank's part of a trainable weight.
 Tensors run(Pairs& model, at::ScalarType dtype, int64_t out, int64_t in) {
   const auto device = device_of_tests();
   const int64_t rows = rows_of(model.counts);
@@ -104,9 +85,7 @@ Tensors run(Pairs& model, at::ScalarType dtype, int64_t out, int64_t in) {
   ((found[0] * of(40)).sum() + (found[1] * of(41)).sum()).backward();
   for (auto& each : found) each = each.detach();
   found.push_back(x.grad());
-  for (const auto& weight : model.weights) {
-    if (weight.requires_grad()) found.push_back(unguarded(weight.grad()).clone());
-  }
+  if (model.weight.requires_grad()) found.push_back(unguarded(model.weight.grad()).clone());
   return found;
 }
 
@@ -114,7 +93,7 @@ void expect_the_same(const ProcessGroupPtr& world, const Counts& counts, at::Sca
   constexpr int64_t kOut = 16, kIn = 32;
   Pairs model(counts, kOut, kIn);
   model.to(device_of_tests());
-  if (dtype == at::kHalf) model.weights[3].set_requires_grad(false);
+  if (dtype == at::kHalf) model.weight.set_requires_grad(false);
   auto options = resharding(world);
   options.mixed_precision.param_dtype = dtype;
   fully_shard(model, options);
@@ -128,73 +107,64 @@ void expect_the_same(const ProcessGroupPtr& world, const Counts& counts, at::Sca
 }
 
 TEST(GroupedLinear, OfASwigluThatIsNotKept) {
-  MEGASHARD_NOT_ON_SIM("its kernel is for weights that a unit has gathered; moe_test.cpp has these");
+  MEGASHARD_NOT_ON_SIM("counts the host's memory; moe_test.cpp has the numbers");
   auto& allocator = *new CountingAllocator;
   for (const Counts& counts : kCounts) {
     const int64_t rows = rows_of(counts);
     const auto both = fixed({rows, 2 * 24}, 1);
-    Tensors leaves{both.narrow(1, 0, 24).detach().requires_grad_(), both.narrow(1, 24, 24).detach().requires_grad_()};
-    for (size_t i = 0; i < counts.size(); ++i) leaves.push_back(fixed({9, 24}, 10 + i).requires_grad_());
-    leaves.back().set_requires_grad(false);
-    const auto weights = at::TensorList(leaves).slice(2);
+    const Tensors leaves{both.narrow(1, 0, 24).detach().requires_grad_(),
+                         both.narrow(1, 24, 24).detach().requires_grad_(), fixed({4, 9, 24}, 10).requires_grad_()};
     const auto groups = groups_of(counts);
     const auto run = [&](const auto& body) {
       const auto before = allocator.live();
       Tensors results{body()};
       const auto kept = static_cast<int64_t>(allocator.live() - before) / 4;
-      Tensors trained = leaves;
-      trained.pop_back();
-      const auto grads = torch::autograd::grad(results, trained, {fixed({rows, 9}, 3)});
+      const auto grads = torch::autograd::grad(results, leaves, {fixed({rows, 9}, 3)});
       results.insert(results.end(), grads.begin(), grads.end());
       return std::pair{results, kept};
     };
-    const auto [joint, kept] = run([&] { return grouped_swiglu_linear(leaves[0], leaves[1], weights, groups); });
+    const auto [joint, kept] = run([&] { return grouped_swiglu_linear(leaves[0], leaves[1], leaves[2], groups); });
     const auto [apart, kept_apart] =
-        run([&] { return grouped_linear(swiglu(leaves[0], leaves[1]), weights, groups)[0]; });
+        run([&] { return grouped_linear(swiglu(leaves[0], leaves[1]), leaves[2], groups)[0]; });
     for (size_t i = 0; i < apart.size(); ++i) EXPECT_TRUE(at::equal(joint[i], apart[i])) << i;
     EXPECT_EQ(kept_apart - kept, rows * 24);
   }
   allocator.stop();
 }
 
-TEST(GroupedLinear, OfWeightsThatLieAdjacent) {
+TEST(GroupedLinear, OfWeightsThatAUnitGathers) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     for (const Counts& counts : kCounts) {
       expect_the_same(world, counts, at::kBFloat16, 1e-2);
-      if (on_simulated_device()) continue;  // the simulated device has no such kernel
       expect_the_same(world, counts, at::kFloat, 2e-6);
       expect_the_same(world, counts, at::kHalf, 2e-3);
     }
   });
 }
 
-TEST(GroupedLinear, OnADeviceTheHostDoesNotWait) {
+/// With a kernel the host reads no numbers of rows; without one it must.
+TEST(GroupedLinear, OnADeviceTheHostWaitsForNumbersOfRowsAlone) {
   MEGASHARD_SIM_ONLY();
   run_ranks(1, [](const ProcessGroupPtr& world) {
-    const Counts counts{8, 0, 24, 1};
-    Pairs model(counts, 16, 32);
-    model.to(device_of_tests());
-    auto options = resharding(world);
-    options.mixed_precision.param_dtype = at::kBFloat16;
-    fully_shard(model, options);
-    run(model, at::kBFloat16, 16, 32);  // warm-up: allocations that happen once
-    const auto x = fixed({33, 32}, 30).to(device_of_tests(), at::kBFloat16).requires_grad_();
-    simulated_cuda().log_host_syncs(true);
-    simulated_cuda().take_host_syncs();
-    const auto results = model.forward(x);
-    (results[0] * results[1]).sum().backward();
-    for (const HostSync& sync : simulated_cuda().take_host_syncs()) ADD_FAILURE() << sync.how << " in " << sync.place;
+    for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+      const Counts counts{8, 0, 24, 1};
+      Pairs model(counts, 16, 32);
+      model.to(device_of_tests());
+      auto options = resharding(world);
+      options.mixed_precision.param_dtype = dtype;
+      fully_shard(model, options);
+      run(model, dtype, 16, 32);  // warm-up: allocations that happen once
+      model.groups = groups_of(counts);
+      const auto x = fixed({33, 32}, 30).to(device_of_tests(), dtype).requires_grad_();
+      simulated_cuda().log_host_syncs(true);
+      simulated_cuda().take_host_syncs();
+      const auto results = model.forward(x);
+      (results[0] * results[1]).sum().backward();
+      EXPECT_EQ(simulated_cuda().take_host_syncs().size(), dtype == at::kBFloat16 ? 0u : 1u);
+      simulated_cuda().log_host_syncs(false);
+      EXPECT_EQ(has_grouped_kernel(x, {32, 32}, 4), dtype == at::kBFloat16);
+    }
   });
-}
-
-TEST(GroupedLinear, WeightsThatItDoesNotTake) {
-  const auto device = device_of_tests();
-  const auto x = fixed({4, 16}, 1).to(device);
-  const Tensors alike{fixed({8, 16}, 2).to(device), fixed({8, 16}, 3).to(device)};
-  EXPECT_EQ(can_group(x, alike, 2), x.is_cpu());
-  EXPECT_FALSE(can_group(x, alike, 1)) << "two for one group, not adjacent";
-  EXPECT_FALSE(can_group(x.to(at::kBFloat16), alike, 2));
-  EXPECT_FALSE(can_group(x, Tensors{alike[0], fixed({16, 16}, 4).to(device)}, 2));
 }
 
 }  // namespace

@@ -63,8 +63,8 @@ at::Tensor tokens_of(int64_t first, int64_t sequences) {
 
 struct Trained {
   std::vector<double> losses;
-  std::map<std::string, at::Tensor> gradients, weights;  // whole tensors, or this rank's rows
-  std::map<std::string, int64_t> offsets;                // first row
+  std::map<std::string, at::Tensor> gradients, weights;  // whole tensors, or this rank's parts
+  std::map<std::string, std::vector<int64_t>> offsets;   // of a part in the whole
 };
 
 const nlohmann::ordered_json kBalanced = {
@@ -106,7 +106,7 @@ Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config
       auto& parameter = item.value();
       EXPECT_TRUE(parameter.grad().defined()) << item.key();
       const auto piece = reshard_and_view(parameter);
-      trained.offsets[item.key()] = piece.offsets[0];
+      trained.offsets[item.key()] = piece.offsets;
       trained.gradients[item.key()] = parameter.grad().clone();
       const at::NoGradGuard no_grad;
       auto local = piece.local;
@@ -118,15 +118,17 @@ Trained train(const ProcessGroupPtr& world, int ranks, const Fsdp2Config* config
   return trained;
 }
 
-void expect_rows_of(const std::map<std::string, at::Tensor>& rows, const std::map<std::string, at::Tensor>& wholes,
-                    const std::map<std::string, int64_t>& offsets, const std::string& what) {
+void expect_parts_of(const std::map<std::string, at::Tensor>& parts, const std::map<std::string, at::Tensor>& wholes,
+                     const std::map<std::string, std::vector<int64_t>>& offsets, const std::string& what) {
   // fp32 sums over tokens and ranks in another order, of values near 1, after an optimizer step. Gradients of experts
   // are 1e-3 to 1e-2, so a wrong factor shows.
   constexpr double kMost = 2e-6;
-  for (const auto& [name, mine] : rows) {
-    const auto& whole = wholes.at(name);
+  for (const auto& [name, mine] : parts) {
+    auto expected = wholes.at(name);
     if (mine.numel() == 0) continue;
-    const auto expected = whole.narrow(0, offsets.at(name), mine.size(0)).to(mine.device());
+    for (int64_t dim = 0; dim < mine.dim(); ++dim)
+      expected = expected.narrow(dim, offsets.at(name)[static_cast<size_t>(dim)], mine.size(dim));
+    expected = expected.to(mine.device());
     const auto error = (mine - expected).abs().max();
     EXPECT_LE(error.item<double>(), kMost) << what << " " << name;
   }
@@ -140,11 +142,11 @@ TEST(Moe, TwoRanksTrainAsOneWhateverIsAUnit) {
     ActivationPlan plan;
     std::optional<WrapPolicy> policy{};
   };
-  // Classes as in ROLL's files: each expert (a dense layer's MLP has the same class), or all experts of a block.
+  // Classes as in ROLL's files: of one expert, which stands for all of a block, or of all.
   const auto by_class = [](const std::string& experts) {
     return WrapPolicy{.layer_classes = {{"Qwen3MoeAttention", "Qwen3MoeSparseMoeBlock"}}, .expert_classes = {experts}};
   };
-  const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts.{*}";
+  const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts";
   const std::vector<Case> cases = {{{layers}, 0, {}},
                                    {{experts}, 0, {}},
                                    {{layers, experts}, 2, {}},
@@ -161,14 +163,14 @@ TEST(Moe, TwoRanksTrainAsOneWhateverIsAUnit) {
       const Trained ours = train(world, 2, &config, cases[i].plan);
       for (size_t step = 0; step < whole.losses.size(); ++step)
         EXPECT_NEAR(ours.losses[step], whole.losses[step], 2e-6 * whole.losses[step]) << i;
-      expect_rows_of(ours.gradients, whole.gradients, ours.offsets, c10::str("case ", i));
-      expect_rows_of(ours.weights, whole.weights, ours.offsets, c10::str("case ", i));
+      expect_parts_of(ours.gradients, whole.gradients, ours.offsets, c10::str("case ", i));
+      expect_parts_of(ours.weights, whole.weights, ours.offsets, c10::str("case ", i));
     });
   }
 }
 
 TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
-  const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts.{*}";
+  const std::string layers = "model.layers.{*}", experts = "model.layers.{0,2}.mlp.experts";
   struct Case {
     int ranks;
     std::optional<int> shard, expert_shard;  // shard sizes: of experts, and of all other parameters
@@ -180,7 +182,7 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
     for (const int units : {0, 1, 2}) {
       // On the simulated device each layout has one kind of unit: all would take half a minute.
       if (on_simulated_device() && units != static_cast<int>(i % 3)) continue;
-      std::map<std::string, int> holders;
+      std::map<std::string, int64_t> elements;  // on all ranks
       std::mutex mutex;
       run_ranks(ranks, [&](const ProcessGroupPtr& world) {
         Fsdp2Config config;
@@ -197,14 +199,15 @@ TEST(Moe, RanksWithDifferentExpertsTrainAsOne) {
         const auto what = c10::str(ranks, " ranks ", shard.value_or(0), " ", units);
         for (size_t step = 0; step < whole.losses.size(); ++step)
           EXPECT_NEAR(ours.losses[step], whole.losses[step], 2e-6 * whole.losses[step]) << what;
-        expect_rows_of(ours.gradients, whole.gradients, ours.offsets, what);
-        expect_rows_of(ours.weights, whole.weights, ours.offsets, what);
+        expect_parts_of(ours.gradients, whole.gradients, ours.offsets, what);
+        expect_parts_of(ours.weights, whole.weights, ours.offsets, what);
         const std::scoped_lock lock(mutex);
-        for (const auto& [name, rows] : ours.weights) ++holders[name];
+        for (const auto& [name, part] : ours.weights) elements[name] += part.numel();
       });
-      EXPECT_EQ(holders.size(), whole.weights.size());
-      EXPECT_EQ(holders.at("model.layers.0.mlp.experts.4.up_proj.weight"), ranks / 2);
-      EXPECT_EQ(holders.at("model.layers.0.mlp.gate.weight"), ranks);
+      EXPECT_EQ(elements.size(), whole.weights.size());
+      const int replicas = ranks / 2 / expert_shard.value_or(std::max(1, shard.value_or(ranks) / 2));
+      const std::string up = "model.layers.0.mlp.experts.gate_up_proj";
+      EXPECT_EQ(elements.at(up), replicas * whole.weights.at(up).numel());
     }
   }
 }
@@ -219,7 +222,7 @@ TEST(Moe, RanksWithoutRowsOfASequenceTrainAsOne) {
       const Trained ours = train(world, 4, &config, {}, ep_size, kRows);
       for (size_t step = 0; step < whole.losses.size(); ++step)
         EXPECT_NEAR(ours.losses[step], whole.losses[step], 2e-6 * whole.losses[step]) << ep_size;
-      expect_rows_of(ours.gradients, whole.gradients, ours.offsets, c10::str(ep_size, " parts"));
+      expect_parts_of(ours.gradients, whole.gradients, ours.offsets, c10::str(ep_size, " parts"));
     });
   }
 }
@@ -252,21 +255,39 @@ TEST(Moe, ExpertsOfABlockAreOneGroup) {
     std::map<std::string, const FsdpState*> groups;
     for (const auto& item : model->named_modules("", /*include_self=*/false))
       groups[item.key()] = fsdp_state(*item.value()).get();
-    const auto* first = groups.at("model.layers.0.mlp.experts.0");
-    ASSERT_NE(first, nullptr);
-    EXPECT_EQ(groups.at("model.layers.0.mlp.experts.9"), first);
-    EXPECT_NE(groups.at("model.layers.2.mlp.experts.0"), first);
-    EXPECT_NE(groups.at("model.layers.0"), first);
+    EXPECT_NE(groups.at("model.layers.0.mlp.experts"), nullptr);
+    EXPECT_NE(groups.at("model.layers.2.mlp.experts"), nullptr);
+    EXPECT_NE(groups.at("model.layers.0"), nullptr);
     EXPECT_EQ(groups.at("model.layers.0.mlp"), nullptr);
   });
 }
 
 TEST(Moe, ClassesOfExpertsThatNoBlockHas) {
   const auto model = make_moe();
-  EXPECT_THAT(usage_error([&] { expert_groups(*model, {"Qwen3MoeExpert"}, {}); }),
+  EXPECT_THAT(usage_error([&] { experts_of_policy(*model, {"Qwen3MoeExpert"}, {}); }),
               HasSubstr("moe_experts: the model has no module of class Qwen3MoeExpert"));
-  EXPECT_EQ(expert_groups(*model, {"Qwen3MoeExperts"}, {}).size(), 2u);
-  EXPECT_EQ(expert_groups(*model, {"Qwen3MoeMLP"}, {}).size(), 2 * kExperts + 1);
+  EXPECT_EQ(experts_of_policy(*model, {"Qwen3MoeExperts"}, {}).size(), 2u);
+  CollectedDiagnostics told;
+  EXPECT_EQ(experts_of_policy(*model, {"Qwen3MoeMLP"}, told.sink()).size(), 2u);
+  EXPECT_THAT(told.text(), HasSubstr("moe_experts: Qwen3MoeMLP is Qwen3MoeExperts in this model"));
+}
+
+/// Ranks get whole experts, or if there are more ranks, equal parts of one.
+TEST(Moe, RanksHaveWholeExpertsOrPartsOfOne) {
+  for (const auto& [ranks, sizes, offset] :
+       {std::tuple{2, std::vector<int64_t>{5, 2, 8, 16}, std::vector<int64_t>{5, 0, 0, 0}},
+        std::tuple{4, std::vector<int64_t>{1, 1, 4, 16}, std::vector<int64_t>{0, 0, 4, 0}}}) {
+    run_ranks(ranks, [&](const ProcessGroupPtr& world) {
+      const auto model = make_moe(
+          {{"moe_intermediate_size", 8}, {"num_experts", world->size() == 2 ? 10 : 1}, {"num_experts_per_tok", 1}});
+      model->FSDP2Mixin::fully_shard({.process_group = world, .config = {}});
+      const auto view = reshard_and_view(model->named_parameters()["model.layers.0.mlp.experts.gate_up_proj"]);
+      EXPECT_EQ(view.local.sizes(), at::IntArrayRef(sizes));
+      if (world->rank() == 1) {
+        EXPECT_EQ(view.offsets, offset);
+      }
+    });
+  }
 }
 
 TEST(Moe, RanksThatShareAnExpert) {
@@ -291,11 +312,12 @@ TEST(Moe, ExpertsWithoutRowsHaveGradientsOfZeros) {
   int64_t without = 0;
   for (const auto& item : model->named_parameters()) {
     ASSERT_TRUE(item.value().grad().defined()) << item.key();
-    without += item.value().grad().abs().max().item<double>() == 0;
+    if (!item.key().ends_with("experts.down_proj")) continue;
+    for (const auto& expert : item.value().grad().unbind(0)) without += expert.abs().max().item<double>() == 0;
   }
   const int64_t most_used = kLength * kPerToken;  // for each of the two layers with experts
-  EXPECT_GE(without, 2 * 3 * (kExperts - most_used));
-  EXPECT_LT(without, 2 * 3 * kExperts);
+  EXPECT_GE(without, 2 * (kExperts - most_used));
+  EXPECT_LT(without, 2 * kExperts);
 }
 
 TEST(Moe, AllLinearLayersButTheOutputsGetAdapters) {
@@ -320,13 +342,13 @@ TEST(Moe, NamesClassesAndArithmetic) {
   std::map<std::string, std::string> classes;
   for (const auto& item : model->named_modules("", /*include_self=*/false)) {
     const auto* hooked = dynamic_cast<HookedModule*>(item.value().get());
-    const bool list = item.key().ends_with("layers") || item.key().ends_with("experts");
+    const bool list = item.key().ends_with("layers");
     ASSERT_EQ(hooked == nullptr, list) << item.key();
     if (hooked != nullptr) classes[item.key()] = hooked->class_name();
   }
   EXPECT_EQ(classes.at("model.layers.0.mlp"), "Qwen3MoeSparseMoeBlock");
   EXPECT_EQ(classes.at("model.layers.0.mlp.gate"), "Qwen3MoeTopKRouter");
-  EXPECT_EQ(classes.at("model.layers.2.mlp.experts.8"), "Qwen3MoeMLP");
+  EXPECT_EQ(classes.at("model.layers.2.mlp.experts"), "Qwen3MoeExperts");
   EXPECT_EQ(classes.at("model.layers.1.mlp"), "Qwen3MoeMLP");
 
   // A token's two experts count, however many there are: three products, once in forward and twice in backward.

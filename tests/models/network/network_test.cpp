@@ -83,7 +83,7 @@ TEST(NetworkDtypes, APartNamesWhatStaysInFp32) {
   });
   EXPECT_TRUE(keeps_fp32(network, "1.mlp.gate.weight"));
   EXPECT_FALSE(keeps_fp32(network, "0.mlp.gate.weight")) << "has no experts";
-  EXPECT_FALSE(keeps_fp32(network, "1.mlp.experts.0.up_proj.weight"));
+  EXPECT_FALSE(keeps_fp32(network, "1.mlp.experts.gate_up_proj"));
   EXPECT_FALSE(keeps_fp32(network, "1.self_attn.gate.weight"));
   EXPECT_FALSE(keeps_fp32(network, "4.mlp.gate.weight")) << "there are four layers";
   EXPECT_FALSE(keeps_fp32(network, "norm.weight"));

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "parallel/fsdp/fully_shard.h"
+#include "parallel/tensor_parallel_layout.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
 
@@ -165,23 +166,21 @@ TEST(GradNormTest, PartsOfSeveralRanks) {
     std::vector<testing::CollectiveCall> calls;
     Hooked<Rows> part(std::vector<std::vector<int64_t>>{{5, 3}, {2}});
     Hooked<Rows> common(std::vector<std::vector<int64_t>>{{9}});
+    const auto parts = grid.submesh({"part"});
+    for (const auto& parameter : part.parameters()) set_tensor_parallel(parameter, parts, Placement::shard(0));
     fully_shard(part, on(grid.submesh({"shard"})));
     fully_shard(common, on(testing::recording_mesh(world, {4}, {}, calls)));
     const auto of_part = give_gradients(part), of_all = give_gradients(common);
     auto parameters = part.parameters();
-    ExpertParallelInfo parts{.ranks = grid.group("part"), .parameters = {}};
-    for (auto& parameter : parameters) {
-      parameter.mutable_grad().mul_(1 + world->rank() % 2);
-      parts.parameters.insert(parameter.unsafeGetTensorImpl());
-    }
+    for (auto& parameter : parameters) parameter.mutable_grad().mul_(1 + world->rank() % 2);
     parameters.push_back(common.parameters()[0]);
     const at::NoGradGuard no_grad;
     for (const auto& parameter : parameters) reshard_and_view(parameter).local.copy_(parameter.grad());
     const double expected = at::cat({of_part, of_part * 2, of_all}).norm().item<double>();
-    EXPECT_NEAR(total_grad_norm(parameters, 2.0, parts).item<double>(), expected, 1e-6 * expected);
-    EXPECT_NEAR(total_parameter_norm(parameters, parts).item<double>(), expected, 1e-6 * expected);
+    EXPECT_NEAR(total_grad_norm(parameters).item<double>(), expected, 1e-6 * expected);
+    EXPECT_NEAR(total_parameter_norm(parameters).item<double>(), expected, 1e-6 * expected);
     parameters[1].mutable_grad().zero_();
-    EXPECT_EQ(count_zero_gradients(parameters, parts).item<double>(), 2 * 2);
+    EXPECT_EQ(count_zero_gradients(parameters).item<double>(), 2 * 2);
   });
 }
 

@@ -151,7 +151,7 @@ TEST(TensorParallelLinear, UnevenDivisionsAreRefused) {
 TEST(TensorParallelLayout, OutlivesSetDataAndEndsWithTheTensor) {
   const auto tp = std::make_shared<DeviceMesh>(make_fake_group({.rank = 1, .world_size = 2}), std::vector<int>{2});
   at::Tensor weight = fixed({3, 4}, 1);
-  EXPECT_FALSE(tensor_parallel_layout(weight).has_value());
+  EXPECT_TRUE(tensor_parallel_layouts(weight).empty());
   set_tensor_parallel(weight, tp, Placement::shard(-1));
   weight.set_data(fixed({3, 4}, 2).to(at::kDouble));
   const auto view = reshard_and_view(weight);
@@ -161,10 +161,10 @@ TEST(TensorParallelLayout, OutlivesSetDataAndEndsWithTheTensor) {
   // 200 tensors that are destroyed: a reused address has no layout.
   for (int i = 0; i < 200; ++i) {
     const at::Tensor other = fixed({2}, 1);
-    EXPECT_FALSE(tensor_parallel_layout(other).has_value());
+    EXPECT_TRUE(tensor_parallel_layouts(other).empty());
     set_tensor_parallel(other, tp, Placement::replicate());
   }
-  EXPECT_TRUE(tensor_parallel_layout(weight).has_value());
+  EXPECT_FALSE(tensor_parallel_layouts(weight).empty());
 }
 
 TEST(TensorParallelLayout, WrongUsesAreNamed) {

@@ -135,9 +135,9 @@ TEST(FullyShardInit, test_init_2d_transformer_shard_diff_dim) {
     fill_whole(model);
     // FSDP shards the dimension that tensor parallelism does not shard.
     const auto other_dim = [](const at::Tensor& parameter) {
-      const auto layout = tensor_parallel_layout(parameter);
-      if (!layout || parameter.dim() == 1) return ShardPlacement{};
-      return ShardPlacement{.dim = layout->placement == Placement::shard(0) ? 1 : 0};
+      const auto layouts = tensor_parallel_layouts(parameter);
+      if (layouts.empty() || parameter.dim() == 1) return ShardPlacement{};
+      return ShardPlacement{.dim = layouts[0].placement == Placement::shard(0) ? 1 : 0};
     };
     shard_units(model, {.mesh = mesh->submesh({"dp"}), .shard_placement_fn = other_dim});
     uint64_t seed = 1;
