@@ -4,22 +4,11 @@
 
 #include <algorithm>
 
-#include "parallel/device/tensor_table.h"
 #include "parallel/guarded_tensor.h"
+#include "parallel/parameter_record.h"
 
 namespace megashard {
 namespace {
-
-struct LayoutEntry {
-  std::weak_ptr<ProcessGroup> group;
-  std::string dim_name;
-  Placement placement;
-};
-
-TensorTable<std::vector<LayoutEntry>>& layout_table() {
-  static auto* table = new TensorTable<std::vector<LayoutEntry>>;  // leaked: models may outlive static destruction
-  return *table;
-}
 
 size_t at_dim(const Placement& placement) { return static_cast<size_t>(placement.dim); }
 
@@ -46,17 +35,16 @@ void set_tensor_parallel(const at::Tensor& parameter, const DeviceMeshPtr& mesh,
                 parameter.sizes(), " cannot be sharded on dimension ", placement.dim);
   }
   const std::string name = mesh->dim_names().empty() ? "tp" : mesh->dim_names()[0];
-  auto entries = layout_table().find(parameter).value_or(std::vector<LayoutEntry>());
-  std::erase_if(entries, [&](const LayoutEntry& each) { return each.dim_name == name; });
-  entries.push_back({mesh->group(0), name, placement});
-  layout_table().set(parameter, std::move(entries));
+  ParameterRecords::all().change(parameter, [&](ParameterRecord& record) {
+    std::erase_if(record.layouts, [&](const auto& each) { return each.dim_name == name; });
+    record.layouts.push_back({mesh->group(0), name, placement});
+  });
 }
 
 TensorParallelLayouts tensor_parallel_layouts(const at::Tensor& parameter) {
+  const auto entries = ParameterRecords::all().read(parameter, [](const auto& record) { return record.layouts; });
   TensorParallelLayouts layouts;
-  const auto entries = layout_table().find(parameter);
-  if (!entries) return layouts;
-  for (const auto& entry : *entries) {
+  for (const auto& entry : entries) {
     auto group = entry.group.lock();
     TORCH_CHECK(group != nullptr, "the process group of mesh dimension '", entry.dim_name,
                 "' is gone, and a tensor-parallel weight of sizes ", parameter.sizes(),

@@ -169,16 +169,16 @@ void FSDP2Mixin::check_moe_modules() {
   for (const auto& each : select(patterns, "moe_modules")) {
     for (const auto& parameter : each.module->parameters()) {
       require(placements_.is_on_other_mesh(parameter), "moe_modules names " + each.path +
-                                                           ", which is more than experts; name their list, as in "
-                                                           "model.layers.{*}.mlp.experts.");
+                                                           ", which is more than experts; name their module, as "
+                                                           "in model.layers.{*}.mlp.experts.");
       named.insert(parameter.unsafeGetTensorImpl());
     }
   }
   for (const auto& item : module().named_parameters()) {
     require(named.contains(item.value().unsafeGetTensorImpl()) || !placements_.is_on_other_mesh(item.value()),
             "moe_modules leaves out " + item.key() +
-                ", but all experts of the model are spread over the ranks; name all lists of "
-                "experts, or leave moe_modules out.");
+                ", but all experts of the model are spread over the ranks; name the experts "
+                "of all layers, or leave moe_modules out.");
   }
 }
 

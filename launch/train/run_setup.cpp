@@ -272,17 +272,17 @@ BuiltModel build_model(const Arguments& arguments, bool initialises) {
     // With the meta device --no-initialization only means not to initialise twice (MindSpeed-MM).
     const bool draws = arguments.perform_initialization || arguments.init_model_with_meta_device;
     if (initialises && draws && init != nullptr) init->init_weights();
-    if (arguments.lora_r) {
-      add_lora(*model, {.rank = *arguments.lora_r,
-                        .alpha = arguments.lora_alpha,
-                        .dropout = arguments.lora_dropout,
-                        .target_modules = arguments.lora_target_modules});
-    }
     if (arguments.fp8_format) {
       use_float8(
           *model,
           {.recipe = arguments.fp8_recipe == Fp8Recipe::kMxfp8 ? Float8Recipe::kMxfp8 : Float8Recipe::kTensorwise,
            .gradient_format = arguments.fp8_format == Fp8Format::kHybrid ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn});
+    }
+    if (arguments.lora_r) {
+      add_lora(*model, {.rank = *arguments.lora_r,
+                        .alpha = arguments.lora_alpha,
+                        .dropout = arguments.lora_dropout,
+                        .target_modules = arguments.lora_target_modules});
     }
     if (const auto dtype = stored_dtype(arguments); dtype != at::kFloat) {
       auto* mixin = dynamic_cast<FSDP2Mixin*>(model.get());

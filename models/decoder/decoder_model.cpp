@@ -19,12 +19,9 @@ DecoderModel::DecoderModel(Network network, BuildContext context, WeightFiles we
   } else {
     text_ = register_module("model", std::make_shared<Hooked<DecoderStack>>(network_, context_));
   }
-  lm_head_ =
-      register_module("lm_head", std::make_shared<Hooked<Linear>>(Linear::Options{.in = config.hidden_size,
-                                                                                  .out = config.vocab_size,
-                                                                                  .tied = config.tie_word_embeddings,
-                                                                                  .cut = Linear::Cut::kOutputs,
-                                                                                  .ranks = context_.tensor_parallel}));
+  const Linear::Options head{.in = config.hidden_size, .out = config.vocab_size};
+  lm_head_ = register_module(
+      "lm_head", std::make_shared<Hooked<Head>>(head, context_.tensor_parallel, config.tie_word_embeddings));
   if (config.tie_word_embeddings) tie_parameter(*lm_head_, lm_head_->weight, text_->embed_tokens()->weight);
 }
 

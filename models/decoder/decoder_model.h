@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/decoder/decoder_stack.h"
+#include "models/layers/head.h"
 #include "models/moe/expert_parallel.h"
 
 namespace megashard {
@@ -52,7 +53,7 @@ class DecoderModel : public ExpertParallelModule {
   WeightFiles weight_files_;
   std::shared_ptr<Hooked<DecoderStack>> text_;
   std::shared_ptr<Hooked<EncodedStack>> encoded_;  // null: no encoder
-  std::shared_ptr<Hooked<Linear>> lm_head_;
+  std::shared_ptr<Hooked<Head>> lm_head_;
 };
 
 }  // namespace megashard

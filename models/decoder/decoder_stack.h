@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "models/decoder/decoder_layer.h"
-#include "models/layers/linear.h"
+#include "models/layers/embedding.h"
 #include "models/network/encoder.h"
 
 namespace megashard {

@@ -1,5 +1,6 @@
 #include "models/float8/float8_layers.h"
 
+#include <memory>
 #include <string>
 
 #include "framework/diagnostics.h"
@@ -9,6 +10,21 @@
 #include "models/moe/experts.h"
 
 namespace megashard {
+
+namespace {
+
+class Float8Compute final : public LinearCompute {
+ public:
+  explicit Float8Compute(const Float8Options& options) : options_(options) {}
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) override {
+    return float8_linear(x, weight, bias, options_);
+  }
+
+ private:
+  Float8Options options_;
+};
+
+}  // namespace
 
 int64_t use_float8(torch::nn::Module& model, const Float8Options& options) {
   const int64_t multiple = options.recipe == Float8Recipe::kMxfp8 ? 32 : 16;
@@ -27,7 +43,8 @@ int64_t use_float8(torch::nn::Module& model, const Float8Options& options) {
     auto* layer = dynamic_cast<Linear*>(item.value().get());
     if (layer == nullptr || is_output_projection(item.key()) || is_lora_parameter(item.key() + ".")) continue;
     if (!fits(layer->weight)) continue;
-    layer->compute_in_float8(options);
+    TORCH_INTERNAL_ASSERT(layer->is_plain(), "use_float8 comes before add_lora");
+    layer->set_compute(std::make_shared<Float8Compute>(options));
     ++count;
   }
   if (count == 0) {

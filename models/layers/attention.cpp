@@ -84,25 +84,19 @@ Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
       rotary_(spec.rotary),
       rotary_interleaved_(spec.rotary_interleaved),
       window_(spec.window) {
-  const auto projection = [this](const char* name, const Linear::Options& options) {
-    return register_module(name, std::make_shared<Hooked<Linear>>(options));
-  };
   const int64_t hidden = spec.hidden_size;
   const int64_t queries = spec.num_heads * head_dim_;
   const int64_t keys = spec.num_kv_heads * head_dim_;
-  const auto of_heads = [&](int64_t out) {
-    return Linear::Options{
-        .in = hidden, .out = out, .bias = spec.qkv_bias, .cut = Linear::Cut::kOutputs, .ranks = ranks_};
+  const auto projection = [&](const char* name, int64_t out) {
+    const Linear::Options options{.in = hidden, .out = out, .bias = spec.qkv_bias};
+    return register_module(name, std::make_shared<Hooked<ColumnParallelLinear>>(options, ranks_));
   };
-  const auto q_proj = projection("q_proj", of_heads(queries));
-  const auto k_proj = projection("k_proj", of_heads(keys));
-  projections_ = JointLinears({q_proj, k_proj, projection("v_proj", of_heads(keys))});
-  o_proj_ = projection("o_proj", {.in = queries,
-                                  .out = hidden,
-                                  .bias = spec.out_bias,
-                                  .init_scale = spec.output_init_scale,
-                                  .cut = Linear::Cut::kInputs,
-                                  .ranks = ranks_});
+  const auto q_proj = projection("q_proj", queries);
+  const auto k_proj = projection("k_proj", keys);
+  projections_ = JointLinears({q_proj, k_proj, projection("v_proj", keys)});
+  const Linear::Options options{
+      .in = queries, .out = hidden, .bias = spec.out_bias, .init_scale = spec.output_init_scale};
+  o_proj_ = register_module("o_proj", std::make_shared<Hooked<RowParallelLinear>>(options, ranks_));
   core_attention_ = register_module("core_attention", std::make_shared<Hooked<CoreAttention>>(spec));
   if (!spec.head_norm) return;
   q_norm_ = register_module("q_norm", std::make_shared<Hooked<Norm>>(*spec.head_norm, ranks_, NormInput::kHeads));

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "models/layers/joint_linears.h"
-#include "models/layers/linear.h"
 #include "models/layers/norm.h"
+#include "models/layers/parallel_linear.h"
 #include "models/layers/part.h"
 #include "parallel/fsdp/hooked_module.h"
 
@@ -72,7 +72,7 @@ class Attention : public torch::nn::Module {
   bool rotary_interleaved_;
   int64_t window_;
   JointLinears projections_;  // q_proj, k_proj, v_proj
-  std::shared_ptr<Hooked<Linear>> o_proj_;
+  std::shared_ptr<Hooked<RowParallelLinear>> o_proj_;
   std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_;
   std::shared_ptr<Hooked<CoreAttention>> core_attention_;
 };

@@ -13,7 +13,7 @@ namespace {
 
 using Weights = c10::SmallVector<at::Tensor, 4>;
 
-Weights weights_of(const std::vector<std::shared_ptr<Hooked<Linear>>>& layers) {
+Weights weights_of(const JointLinears::Layers& layers) {
   Weights weights;
   for (const auto& layer : layers) weights.push_back(layer->weight);
   return weights;
@@ -21,14 +21,11 @@ Weights weights_of(const std::vector<std::shared_ptr<Hooked<Linear>>>& layers) {
 
 }  // namespace
 
-bool is_plain(const Hooked<Linear>& layer) { return layer.is_transparent() && layer.is_plain(); }
-
-JointLinears::JointLinears(std::vector<std::shared_ptr<Hooked<Linear>>> layers) : layers_(std::move(layers)) {
-  keep_adjacent(weights_of(layers_));
-}
+JointLinears::JointLinears(Layers layers) : layers_(std::move(layers)) { keep_adjacent(weights_of(layers_)); }
 
 std::vector<at::Tensor> JointLinears::forward(const at::Tensor& x) const {
-  if (std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return is_plain(*layer); })) {
+  const auto is_plain = [](const auto& layer) { return layer->is_transparent() && layer->is_plain(); };
+  if (std::all_of(layers_.begin(), layers_.end(), is_plain)) {
     const auto weights = weights_of(layers_);
     if (can_join(x, weights)) {
       Weights biases;

@@ -70,22 +70,17 @@ Mlp::Mlp(const MlpSpec& spec, const BuildContext& context)
       activation_(spec.activation),
       tiles_(context.mlp_tiles),
       ranks_(context.tensor_parallel) {
-  const Linear::Options widen{.in = spec.hidden_size,
-                              .out = spec.intermediate_size,
-                              .bias = spec.bias,
-                              .cut = Linear::Cut::kOutputs,
-                              .ranks = context.tensor_parallel};
-  std::vector<std::shared_ptr<Hooked<Linear>>> widening;
-  if (spec.gated) widening.push_back(register_module("gate_proj", std::make_shared<Hooked<Linear>>(widen)));
-  widening.push_back(register_module("up_proj", std::make_shared<Hooked<Linear>>(widen)));
-  widening_ = JointLinears(std::move(widening));
-  down_proj_ = register_module("down_proj",
-                               std::make_shared<Hooked<Linear>>(Linear::Options{.in = spec.intermediate_size,
-                                                                                .out = spec.hidden_size,
-                                                                                .bias = spec.bias,
-                                                                                .init_scale = spec.output_init_scale,
-                                                                                .cut = Linear::Cut::kInputs,
-                                                                                .ranks = context.tensor_parallel}));
+  const auto widening = [&](const char* name) {
+    const Linear::Options options{.in = spec.hidden_size, .out = spec.intermediate_size, .bias = spec.bias};
+    return register_module(name, std::make_shared<Hooked<ColumnParallelLinear>>(options, ranks_));
+  };
+  JointLinears::Layers layers;
+  if (spec.gated) layers.push_back(widening("gate_proj"));
+  layers.push_back(widening("up_proj"));
+  widening_ = JointLinears(std::move(layers));
+  const Linear::Options options{
+      .in = spec.intermediate_size, .out = spec.hidden_size, .bias = spec.bias, .init_scale = spec.output_init_scale};
+  down_proj_ = register_module("down_proj", std::make_shared<Hooked<RowParallelLinear>>(options, ranks_));
 }
 
 at::Tensor Mlp::forward(const at::Tensor& own) {

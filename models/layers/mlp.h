@@ -9,7 +9,7 @@
 
 #include "models/config/decoder_config.h"
 #include "models/layers/joint_linears.h"
-#include "models/layers/linear.h"
+#include "models/layers/parallel_linear.h"
 #include "models/layers/part.h"
 #include "parallel/fsdp/hooked_module.h"
 
@@ -52,7 +52,7 @@ class Mlp : public torch::nn::Module {
   int64_t tiles_;
   TensorParallelRanksPtr ranks_;
   JointLinears widening_;  // gate_proj and up_proj, or up_proj
-  std::shared_ptr<Hooked<Linear>> down_proj_;
+  std::shared_ptr<Hooked<RowParallelLinear>> down_proj_;
 };
 
 }  // namespace megashard

@@ -13,7 +13,7 @@
 
 #include "checkpoint/values/tensor_info.h"
 #include "framework/modules/wrap_policy.h"
-#include "models/layers/linear.h"
+#include "models/layers/low_rank_adapter.h"
 #include "models/moe/experts.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -33,13 +33,13 @@ std::unordered_set<const c10::TensorImpl*> tied_weights(const torch::nn::Module&
 }
 
 /// This rank's part of weight + scale * lora_B lora_A. Collective.
-ShardedTensor merged(const std::string& name, const Linear& layer) {
+ShardedTensor merged(const std::string& name, const Linear& layer, const LowRankAdapter& adapter) {
   auto piece = reshard_and_view(layer.weight);
-  const auto narrow = reshard_and_view(layer.lora_b());
+  const auto narrow = reshard_and_view(adapter.lora_b());
   TORCH_CHECK(piece.offsets[0] == narrow.offsets[0] && piece.local.size(0) == narrow.local.size(0), name,
               " and its adapter are cut into other rows, so they cannot be merged: make them one unit of fully_shard");
-  const auto wide = full_tensor(reshard_and_view(layer.lora_a())).to(at::kFloat);
-  const auto product = at::mm(narrow.local.detach().to(at::kFloat), wide) * layer.adapter_scale();
+  const auto wide = full_tensor(reshard_and_view(adapter.lora_a())).to(at::kFloat);
+  const auto product = at::mm(narrow.local.detach().to(at::kFloat), wide) * adapter.scale();
   piece.local = (piece.local.detach().to(at::kFloat) + product).to(piece.local.scalar_type());
   return piece;
 }
@@ -96,7 +96,7 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
                   " shares its weight with the embeddings, which an adapter would not change: leave ", last_name(path),
                   " out, or untie them: \"tie_word_embeddings\": false in config.json, or for a network of flags "
                   "--untie-embeddings-and-output-weights");
-      layer->add_adapter(options.rank, scale, options.dropout);
+      LowRankAdapter::add_to(*layer, options.rank, scale, options.dropout);
       ++count;
     } else if (auto* experts = dynamic_cast<Experts*>(item.value().get())) {
       std::vector<std::string> names;
@@ -138,8 +138,10 @@ ShardedTensors merged_state_dict(MegatronModule& model) {
   std::unordered_map<std::string, std::function<ShardedTensor()>> adapted;
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     const auto& path = item.key();
-    if (auto* layer = dynamic_cast<Linear*>(item.value().get()); layer != nullptr && layer->has_adapter()) {
-      adapted[path + ".weight"] = [layer, name = path + ".weight"] { return merged(name, *layer); };
+    if (const auto* layer = dynamic_cast<const Linear*>(item.value().get())) {
+      const auto* adapter = LowRankAdapter::of(*layer);
+      if (adapter == nullptr) continue;
+      adapted[path + ".weight"] = [layer, adapter, name = path + ".weight"] { return merged(name, *layer, *adapter); };
     } else if (auto* experts = dynamic_cast<Experts*>(item.value().get())) {
       for (const auto& weight : experts->named_parameters(/*recurse=*/false)) {
         std::vector<const Experts::Adapter*> adapters;

@@ -8,11 +8,11 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string_view>
 #include <utility>
 
 #include "models/kernels/grouped_linear.h"
+#include "models/layers/low_rank_adapter.h"
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
@@ -112,7 +112,7 @@ void Experts::add_adapters(const std::vector<std::string>& projections, int64_t 
       if (!adapter) continue;
       const auto& all = adapter->lora_a;
       const auto weight = mine ? all.select(0, own) : at::empty(all.sizes().slice(1), all.options());
-      const double bound = 1 / std::sqrt(static_cast<double>(all.size(2)));  // Kaiming's bound with a = sqrt(5)
+      const double bound = lora_init_bound(all.size(2));
       weight.uniform_(-bound, bound);
     }
     own += mine;

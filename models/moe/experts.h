@@ -11,8 +11,8 @@
 #include "framework/modules/weight_init_mixin.h"
 #include "models/kernels/float8_linear.h"
 #include "models/kernels/row_groups.h"
-#include "models/layers/linear.h"
 #include "models/layers/mlp.h"
+#include "models/layers/parallel_linear.h"
 #include "models/layers/part.h"
 
 namespace megashard {
@@ -39,7 +39,7 @@ class Experts : public torch::nn::Module, public SelfInitializing, public CutOve
   /// Rows [N, C], sorted by expert -> this rank's partial sums of their results [N, C].
   at::Tensor forward(const at::Tensor& rows, const RowGroupsPtr& groups);
 
-  /// Adds adapters to these projections, as Linear::add_adapter. Draws those of other ranks' experts, too, so that all
+  /// Adds adapters to these projections, as LowRankAdapter. Draws those of other ranks' experts, too, so that all
   /// begin as on one rank.
   void add_adapters(const std::vector<std::string>& projections, int64_t rank, double scale, double dropout);
   void compute_in_float8(const Float8Options& options) { float8_ = options; }

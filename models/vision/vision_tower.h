@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "framework/modules/weight_init_mixin.h"
+#include "models/layers/embedding.h"
 #include "models/layers/linear.h"
 #include "models/layers/mlp.h"
 #include "models/layers/norm.h"

@@ -3,8 +3,8 @@
 #include <atomic>
 
 #include "parallel/device/storage.h"
-#include "parallel/fsdp/detail/adjacent_memory.h"
 #include "parallel/fsdp/detail/unsharded_storage.h"
+#include "parallel/parameter_record.h"
 
 namespace megashard {
 
@@ -15,7 +15,9 @@ void keep_adjacent(at::TensorList weights) {
     const bool alike = weights[i].dim() == 2 && weights[i].size(1) == weights[0].size(1);
     TORCH_CHECK(alike, "keep_adjacent: weights of sizes ", weights[0].sizes(), " and ", weights[i].sizes(),
                 " are not multiplied by one input: give matrices [out, in] of one width");
-    set_adjacent_place(weights[i], {.set = set, .index = i, .count = weights.size()});
+    ParameterRecords::all().change(weights[i], [&](ParameterRecord& record) {
+      record.adjacent = {.set = set, .index = i, .count = weights.size()};
+    });
   }
 }
 

@@ -179,7 +179,7 @@ def test_experts_on_two_ranks(tmp_path):
     text = text.replace(", reduce_dtype: float32, reshard_after_forward: true}", "\n      reduce_dtype: float32")
     (tmp_path / "roll.yaml").write_text(text)
     out = infer(tmp_path, 2, "--config", tmp_path / "roll.yaml", "--role", "reference", *BOTH)
-    assert "moe_experts: the experts of each Qwen3MoeExperts -> 4 modules" in out
+    assert "wrap_policy: Qwen3MoeExperts -> 2 modules" in out
     check(wanted)
 
 

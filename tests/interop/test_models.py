@@ -89,16 +89,10 @@ TOKENS = {"qwen3_vl_moe": (34, 33, 11)}  # of each row; the rest is filled up
 POSITIONS = {name: torch.arange(17).flip(0).repeat(2, 1) * 5 for name in ("qwen3", "qwen3_longrope")}
 
 
-def by_expert(gradients):
-    """Weights by the names in published files: transformers has the experts of a layer in one tensor."""
+def with_halves(gradients):
+    """As ours: gate and up of experts [E, 2 I, C] are two matrices [E, 2, I, C]."""
     for name, gradient in gradients:
-        prefix, _, part = name.rpartition("experts.")
-        parts = {"": [], "gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}[part if prefix else ""]
-        if not prefix:
-            yield name, gradient
-        for expert, whole in enumerate(gradient if prefix else []):
-            for each, rows in zip(parts, whole.chunk(len(parts))):
-                yield f"{prefix}experts.{expert}.{each}.weight", rows
+        yield name, gradient.unflatten(1, (2, -1)) if name.endswith("experts.gate_up_proj") else gradient
 
 
 def pictures(tokens, timestamps):
@@ -123,7 +117,7 @@ def by_transformers(model, tokens, labels, mask, **inputs):
     loss = loss.view_as(labels) * mask
     loss.mean().backward()
     return {"logits": out.logits.detach() * mask[..., None], "loss": loss.detach()} | {
-        f"grad.{key}": gradient for key, gradient in by_expert(
+        f"grad.{key}": gradient for key, gradient in with_halves(
             (key, parameter.grad) for key, parameter in model.named_parameters(remove_duplicate=False))}
 
 

@@ -132,9 +132,9 @@ def test_a_dimension_that_the_ranks_do_not_divide(tmp_path):
 
 
 def test_experts_that_are_spread_are_not_ignored(folder, tmp_path):
-    text = "expert_fully_shard_parallel_size: 1\nignored_modules: [model.layers.0.mlp.experts.0]"
+    text = "expert_fully_shard_parallel_size: 1\nignored_modules: [model.layers.0.mlp.experts]"
     refused(with_file(tmp_path, text, *FROM_MODEL, folder / "experts", "--from-scratch"),
-            "ignored_modules names model.layers.0.mlp.experts.0")
+            "ignored_modules names model.layers.0.mlp.experts.gate_up_proj")
 
 
 @pytest.mark.parametrize("model, ours", [("model", "model"), ("sees", "model.language_model")])

@@ -1,23 +1,12 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
 #include <mutex>
-#include <optional>
 
 namespace megashard {
-
-/// Index of a weight in a keep_adjacent list.
-struct AdjacentPlace {
-  int64_t set = 0;  ///< unique number of the list
-  size_t index = 0;
-  size_t count = 0;
-};
-void set_adjacent_place(const at::Tensor& weight, const AdjacentPlace& place);
-std::optional<AdjacentPlace> adjacent_place(const at::Tensor& weight);
 
 /// One memory block for several adjacent unsharded storages: allocated with the first storage, freed with the last.
 class AdjacentMemory : public c10::intrusive_ptr_target {

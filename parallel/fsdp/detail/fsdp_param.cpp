@@ -14,16 +14,11 @@
 #include "parallel/copies/element_copy.h"
 #include "parallel/device/device_plan.h"
 #include "parallel/device/storage.h"
-#include "parallel/device/tensor_table.h"
 #include "parallel/fsdp/detail/fsdp_param_group.h"
+#include "parallel/parameter_record.h"
 
 namespace megashard {
 namespace {
-
-TensorTable<FsdpParam*>& params_by_tensor() {
-  static auto* table = new TensorTable<FsdpParam*>;  // leaked: models may outlive static destruction
-  return *table;
-}
 
 std::string sizes_text(at::IntArrayRef sizes) { return c10::str(sizes); }
 
@@ -84,7 +79,8 @@ void share_memory(std::span<FsdpParam* const> run) {
 void place_adjacent(const FsdpParams& params) {
   std::map<int64_t, std::vector<FsdpParam*>> sets;
   for (const auto& param : params) {
-    const auto place = adjacent_place(param->parameter());
+    const auto place =
+        ParameterRecords::all().read(param->parameter(), [](const auto& record) { return record.adjacent; });
     if (!place || param->aliases_sharded_param()) continue;
     auto& set = sets[place->set];
     set.resize(place->count);
@@ -99,7 +95,9 @@ void place_adjacent(const FsdpParams& params) {
   }
 }
 
-FsdpParam* find_fsdp_param(const at::Tensor& parameter) { return params_by_tensor().find(parameter).value_or(nullptr); }
+FsdpParam* find_fsdp_param(const at::Tensor& parameter) {
+  return ParameterRecords::all().read(parameter, [](const auto& record) { return record.sharded; });
+}
 
 FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& layout, FsdpParamGroup* group,
                      const FullyShardOptions& options)
@@ -127,12 +125,12 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
   sharding_groups_ = megashard::sharding_groups(sharded_tensor());
   switch_to(guarded_sharded_param_);
   if (policy_.grad_dtype && at::isFloatingType(stored_dtype())) parameter_.set_grad_dtype(policy_.grad_dtype);
-  params_by_tensor().set(parameter_, this);
+  ParameterRecords::all().change(parameter_, [this](ParameterRecord& record) { record.sharded = this; });
 }
 
 FsdpParam::~FsdpParam() {
   remove_accumulator();
-  params_by_tensor().erase(parameter_);
+  ParameterRecords::all().change(parameter_, [](ParameterRecord& record) { record.sharded = nullptr; });
 }
 
 void FsdpParam::set_name(const std::string& name) {

@@ -8,6 +8,7 @@
 #include <array>
 
 #include "models/kernels/joint_linear.h"
+#include "models/layers/low_rank_adapter.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"
 #include "tests/support/formula.h"
@@ -22,7 +23,8 @@ constexpr std::array<int64_t, 3> kOut{48, 16, 17};  // the last one's rows are s
 struct ThreeImpl : torch::nn::Module {
   explicit ThreeImpl(bool bias) {
     for (size_t i = 0; i < kOut.size(); ++i) {
-      auto layer = std::make_shared<Hooked<Linear>>(Linear::Options{.in = kIn, .out = kOut[i], .bias = bias});
+      auto layer = std::make_shared<Hooked<ColumnParallelLinear>>(
+          Linear::Options{.in = kIn, .out = kOut[i], .bias = bias}, std::make_shared<TensorParallelRanks>());
       const at::NoGradGuard no_grad;
       layer->weight.copy_(fixed({kOut[i], kIn}, i));
       if (bias) layer->bias.copy_(fixed({kOut[i]}, 10 + i));
@@ -36,7 +38,7 @@ struct ThreeImpl : torch::nn::Module {
     return joint.forward(x);
   }
 
-  std::vector<std::shared_ptr<Hooked<Linear>>> layers;
+  JointLinears::Layers layers;
   JointLinears joint;
   bool one_by_one = false, joined = false;
 };
@@ -96,11 +98,11 @@ TEST(JointLinears, OneProductHasTheNumbersOfThree) {
 TEST(JointLinears, AnAdapterTakesThemApart) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Three model(false), plain(false);
-    for (auto* each : {&model, &plain}) each->layers[1]->add_adapter(2, 1.0, 0.0);
+    for (auto* each : {&model, &plain}) LowRankAdapter::add_to(*each->layers[1], 2, 1.0, 0.0);
     for (auto* each : {&model, &plain}) {
       const at::NoGradGuard no_grad;
-      each->layers[1]->lora_b().copy_(fixed({kOut[1], 2}, 50));
-      each->layers[1]->lora_a().copy_(fixed({2, kIn}, 51));
+      LowRankAdapter::of(*each->layers[1])->lora_b().copy_(fixed({kOut[1], 2}, 50));
+      LowRankAdapter::of(*each->layers[1])->lora_a().copy_(fixed({2, kIn}, 51));
     }
     fully_shard(model, resharding(world));
     const auto x = fixed({2, 5, kIn}, 30).to(model.layers[0]->weight.device());
