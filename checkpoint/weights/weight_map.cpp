@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -267,7 +268,9 @@ std::vector<ShardedTensors> other_forms(const WeightMap& map, const std::string&
     auto& pieces = forms.emplace_back();
     if (!is_scalar) pieces = stored_pieces(form, name, tensor, EmptyPieces::kKeep);
     for (const auto& part : form.parts) {
-      if (is_scalar && part.tensor == name) pieces.emplace_back(part.stored, tensor);
+      if (!is_scalar || part.tensor != name) continue;
+      pieces.emplace_back(part.stored, tensor);
+      if (pieces.size() > 1) pieces.back().second.local = at::empty_like(tensor.local);  // one is as good as all
     }
     for (auto& [stored, piece] : pieces) stored = key_of(stored);
   }
