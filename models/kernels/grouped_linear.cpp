@@ -4,7 +4,6 @@
 
 #include <tuple>
 
-#include "models/kernels/column_parts.h"
 #include "models/kernels/fused_operators.h"
 #include "models/kernels/fused_ops.h"
 #include "models/kernels/grouped_products.h"
@@ -18,17 +17,15 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// One matrix per group: weights [groups, parts, out, in] below one another.
-at::Tensor matrices_of(const at::Tensor& weight) { return weight.dim() == 4 ? weight.flatten(1, 2) : weight; }
+/// [groups, out, in] as one part per group.
+at::Tensor with_parts(const at::Tensor& weight) { return weight.dim() == 3 ? weight.unsqueeze(1) : weight; }
 
 struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                                const RowGroupsPtr& groups) {
     context->save_for_backward({x, weight});
     context->saved_data["groups"] = c10::IValue::make_capsule(groups);
-    const auto y = grouped_product(x, matrices_of(weight), *groups);
-    const auto parts = static_cast<size_t>(weight.dim() == 4 ? weight.size(1) : 1);
-    return parts_of(y, -1, std::vector<int64_t>(parts, weight.size(-2)));
+    return grouped_product(x, with_parts(weight), *groups);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -37,10 +34,9 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     const auto saved = context->get_saved_variables();
     const auto& x = saved[0];
     const auto& weight = saved[1];
-    const auto grad = joined_columns(grads);
     variable_list results(3);
-    if (context->needs_input_grad(0)) results[0] = grouped_gradient_of_input(grad, matrices_of(weight), groups);
-    if (context->needs_input_grad(1)) results[1] = grouped_gradient_of_weight(grad, x, groups).view(weight.sizes());
+    if (context->needs_input_grad(0)) results[0] = grouped_gradient_of_input(grads, with_parts(weight), groups);
+    if (context->needs_input_grad(1)) results[1] = grouped_gradient_of_weight(grads, x, groups).view(weight.sizes());
     return results;
   }
 };
@@ -51,7 +47,7 @@ struct GroupedSwigluLinear : torch::autograd::Function<GroupedSwigluLinear> {
     const auto [gate, up] = in_one_layout(gate_in, up_in);
     context->save_for_backward({gate, up, weight});
     context->saved_data["groups"] = c10::IValue::make_capsule(groups);
-    return grouped_product(fused_operators().swiglu(gate, up), weight, *groups);
+    return grouped_product(fused_operators().swiglu(gate, up), with_parts(weight), *groups)[0];
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -59,11 +55,10 @@ struct GroupedSwigluLinear : torch::autograd::Function<GroupedSwigluLinear> {
     auto& groups = static_cast<RowGroups&>(*context->saved_data["groups"].toCapsule());
     const auto saved = context->get_saved_variables();
     const auto& weight = saved[2];
-    const auto grad = joined_columns(grads);
     variable_list results(4);
-    auto product = grouped_gradient_of_input(grad, weight, groups).contiguous();
+    auto product = grouped_gradient_of_input(grads, with_parts(weight), groups).contiguous();
     std::tie(results[0], results[1]) = fused_operators().swiglu_backward_(product, saved[0], saved[1]);
-    if (context->needs_input_grad(2)) results[2] = grouped_gradient_of_weight(grad, product, groups);
+    if (context->needs_input_grad(2)) results[2] = grouped_gradient_of_weight(grads, product, groups).squeeze(1);
     return results;
   }
 };

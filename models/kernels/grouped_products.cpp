@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "framework/matrix_product.h"
+#include "models/kernels/column_parts.h"
 #include "models/kernels/gpu/gpu_kernels.h"
 #include "models/kernels/linear_products.h"
 
@@ -44,33 +45,54 @@ bool has_grouped_kernel(const at::Tensor& x, at::IntArrayRef matrix, int64_t gro
   return fits && gpu::gpu_kernels().has_grouped_products();
 }
 
-at::Tensor grouped_product(const at::Tensor& x, const at::Tensor& matrices, RowGroups& groups) {
-  if (by_one_kernel(x, matrices.sizes().slice(1), groups))
-    return at::_grouped_mm(x, matrices.transpose(1, 2), groups.ends());
-  auto y = at::empty({x.size(0), matrices.size(1)}, x.options());
+std::vector<at::Tensor> grouped_product(const at::Tensor& x, const at::Tensor& weight, RowGroups& groups) {
+  const int64_t parts = weight.size(1), out = weight.size(2);
+  if (by_one_kernel(x, {parts * out, weight.size(3)}, groups)) {
+    const auto y = at::_grouped_mm(x, weight.flatten(1, 2).transpose(1, 2), groups.ends());
+    return parts_of(y, -1, std::vector<int64_t>(static_cast<size_t>(parts), out));
+  }
+  std::vector<at::Tensor> results;
+  for (int64_t part = 0; part < parts; ++part) results.push_back(at::empty({x.size(0), out}, x.options()));
   const auto rows = widened_for_products(x);
   over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
-    product_into(y.narrow(0, first, count), rows.narrow(0, first, count), matrices[group].t());
+    const auto some = rows.narrow(0, first, count);
+    for (int64_t part = 0; part < parts; ++part)
+      product_into(results[static_cast<size_t>(part)].narrow(0, first, count), some, weight[group][part].t());
   });
-  return y;
+  return results;
 }
 
-at::Tensor grouped_gradient_of_input(const at::Tensor& grad, const at::Tensor& matrices, RowGroups& groups) {
-  if (by_one_kernel(grad, matrices.sizes().slice(1), groups)) return at::_grouped_mm(grad, matrices, groups.ends());
-  auto result = at::empty({grad.size(0), matrices.size(2)}, grad.options());
-  const auto rows = widened_for_products(grad);
-  over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
-    product_into(result.narrow(0, first, count), rows.narrow(0, first, count), matrices[group]);
-  });
+at::Tensor grouped_gradient_of_input(at::TensorList grads, const at::Tensor& weight, RowGroups& groups) {
+  const auto& first_grad = grads[0];
+  if (by_one_kernel(first_grad, {weight.size(1) * weight.size(2), weight.size(3)}, groups))
+    return at::_grouped_mm(joined_columns(grads), weight.flatten(1, 2), groups.ends());
+  at::Tensor result;
+  for (size_t part = 0; part < grads.size(); ++part) {
+    const auto rows = widened_for_products(grads[part]);
+    const auto of_part = at::empty({first_grad.size(0), weight.size(3)}, first_grad.options());
+    over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
+      product_into(of_part.narrow(0, first, count), rows.narrow(0, first, count),
+                   weight[group][static_cast<int64_t>(part)]);
+    });
+    result = result.defined() ? result.add_(of_part) : of_part;
+  }
   return result;
 }
 
-at::Tensor grouped_gradient_of_weight(const at::Tensor& grad, const at::Tensor& x, RowGroups& groups) {
-  if (by_one_kernel(x, {grad.size(1), x.size(1)}, groups)) return at::_grouped_mm(grad.t(), x, groups.ends());
-  const auto result = at::zeros({groups.size(), grad.size(1), x.size(1)}, x.options());
-  const auto wide_grad = widened_for_products(grad), rows = widened_for_products(x);
+at::Tensor grouped_gradient_of_weight(at::TensorList grads, const at::Tensor& x, RowGroups& groups) {
+  const auto parts = static_cast<int64_t>(grads.size()), out = grads[0].size(1);
+  if (by_one_kernel(x, {parts * out, x.size(1)}, groups)) {
+    const auto joined = joined_columns(grads);
+    return at::_grouped_mm(joined.t(), x, groups.ends()).view({groups.size(), parts, out, x.size(1)});
+  }
+  const auto result = at::zeros({groups.size(), parts, out, x.size(1)}, x.options());
+  std::vector<at::Tensor> wide;
+  for (const auto& grad : grads) wide.push_back(widened_for_products(grad));
+  const auto rows = widened_for_products(x);
   over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
-    product_into(result[group], wide_grad.narrow(0, first, count).t(), rows.narrow(0, first, count));
+    const auto some = rows.narrow(0, first, count);
+    for (int64_t part = 0; part < parts; ++part)
+      product_into(result[group][part], wide[static_cast<size_t>(part)].narrow(0, first, count).t(), some);
   });
   return result;
 }

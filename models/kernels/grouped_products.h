@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "models/kernels/row_groups.h"
 
 /// Products of each group of rows with its own matrix, without autograd. GPUs use one kernel where there is one,
@@ -13,11 +15,12 @@ namespace megashard {
 /// than 1,024 matrices, rows of a multiple of 16 bytes. Its other implementations block the host.
 bool has_grouped_kernel(const at::Tensor& x, at::IntArrayRef matrix, int64_t groups);
 
-/// x W^T; x [N, in], matrices [groups, out, in] -> [N, out]
-at::Tensor grouped_product(const at::Tensor& x, const at::Tensor& matrices, RowGroups& groups);
-/// grad W; grad [N, out] -> [N, in]
-at::Tensor grouped_gradient_of_input(const at::Tensor& grad, const at::Tensor& matrices, RowGroups& groups);
-/// grad^T x; [N, out], [N, in] -> [groups, out, in], zeros for a group without rows
-at::Tensor grouped_gradient_of_weight(const at::Tensor& grad, const at::Tensor& x, RowGroups& groups);
+/// x W^T of each part; x [N, in], weight [groups, parts, out, in] -> [N, out] a part, with the kernel as columns of one
+/// tensor.
+std::vector<at::Tensor> grouped_product(const at::Tensor& x, const at::Tensor& weight, RowGroups& groups);
+/// The sum of the parts' grad W; grads [N, out] -> [N, in]
+at::Tensor grouped_gradient_of_input(at::TensorList grads, const at::Tensor& weight, RowGroups& groups);
+/// grad^T x of each part; grads [N, out], x [N, in] -> [groups, parts, out, in], zeros for a group without rows
+at::Tensor grouped_gradient_of_weight(at::TensorList grads, const at::Tensor& x, RowGroups& groups);
 
 }  // namespace megashard
