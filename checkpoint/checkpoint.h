@@ -70,6 +70,8 @@ struct LoadOptions {
   /// equal keys may repeat. Used if the step lacks the key or has it with other sizes: the first form of which it has
   /// all keys, with their sizes. Null: none.
   std::function<std::vector<ShardedTensors>(const std::string& key, const ShardedTensor& tensor)> other_forms{};
+  /// Names of weights in those forms (ModelNames::others).
+  std::vector<std::string> other_names{};
   /// Format that the step must have; otherwise throws an error that names --ckpt-format. Unset: detected.
   std::optional<CheckpointFormat> format{};
 };

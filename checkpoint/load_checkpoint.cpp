@@ -59,7 +59,7 @@ ShardedTensors as_stored(const CheckpointReader& reader, const ShardedTensors& t
 
 /// Names of the weights and of the numbered parameters, from the caller's tensors.
 ModelNames names_of(const ShardedTensors& tensors, const LoadOptions& options) {
-  ModelNames names{.parameters = options.parameters};
+  ModelNames names{.others = options.other_names, .parameters = options.parameters};
   for (const auto& [key, tensor] : tensors) {
     if (is_model_key(key)) names.weights.push_back(key.substr(kModelPrefix.size()));
   }

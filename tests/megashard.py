@@ -133,6 +133,21 @@ def mock_samples(folder, count, length, vocabulary, end):
     return numbers[1:1 + count * (length + 1)].view(count, length + 1)
 
 
+def by_expert(weights):
+    """Weights of a layer's experts, as we and transformers have them in memory, under the names of separate experts."""
+    split = {}
+    for name, weight in weights.items():
+        stem, _, projection = name.rpartition(".experts.")
+        if not stem or projection not in ("gate_up_proj", "down_proj"):
+            split[name] = weight
+            continue
+        for i, expert in enumerate(weight):
+            halves = zip(("gate", "up"), expert if expert.dim() == 3 else expert.chunk(2))
+            parts = dict(halves) if projection == "gate_up_proj" else {"down": expert}
+            split |= {f"{stem}.experts.{i}.{part}_proj.weight": matrix for part, matrix in parts.items()}
+    return split
+
+
 # Peak of the largest process below it, in KiB. A small process of its own, because a child's peak begins with that of
 # the process that it is forked from, and pytest's is large.
 PEAK = """

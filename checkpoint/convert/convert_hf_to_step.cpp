@@ -16,7 +16,7 @@ namespace megashard {
 namespace {
 
 std::string key_of(const HfToStepOptions& options, const std::string& weight) {
-  const auto name = options.rename ? options.rename(weight) : weight;
+  const auto name = options.weights.model_name(weight);
   if (!name.starts_with(options.hf_prefix)) return model_key(name);
   return model_key(options.dcp_prefix + name.substr(options.hf_prefix.size()));
 }
@@ -112,7 +112,7 @@ void convert_hf_to_step(const HfToStepOptions& options, const ConvertProgress& p
   const auto step = StepWriter::release(options.save_dir);
   if (!options.overwrite) step.refuse_existing();
   auto content = HfSource::content(std::make_shared<HfSource>(options));
-  if (options.reshape) content.tensors = options.reshape(std::move(content.tensors));
+  content.tensors = as_model(std::move(content.tensors), options.weights);
   if (options.megatron_layout != nullptr) {
     content.tensors = as_megatron(std::move(content.tensors), *options.megatron_layout);
     content.megatron_layout = options.megatron_layout;

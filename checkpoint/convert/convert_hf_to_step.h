@@ -20,10 +20,9 @@ struct HfToStepOptions {
   /// name.
   std::string dcp_prefix;
   std::string hf_prefix;
-  /// Applied before: maps a weight's name to the one in the model. Null: unchanged.
-  std::function<std::string(const std::string&)> rename{};
-  /// Applied last: changes the step's weights, by key, to the model's shapes. Null: unchanged.
-  std::function<TensorStream(TensorStream)> reshape{};
+  /// How files have the model's weights; the step gets the model's own tensors. Its names are converted before the
+  /// prefixes, its forms after them.
+  WeightMap weights{};
   /// (target, source): stores the weight `source` also as `target`, for models that train tied weights separately.
   std::vector<std::pair<std::string, std::string>> tie_weight_mapping;
   /// Name parts of stacked experts [E, I, O] to store as [E * I, O].

@@ -80,7 +80,7 @@ class StepToHf {
     std::erase_if(stream.tensors,
                   [](const TensorInfo& info) { return !is_model_key(info.name) || is_extra_state(info.name); });
     if (options.megatron_layout != nullptr) stream = as_hugging_face(std::move(stream), *options.megatron_layout);
-    return options.reshape ? options.reshape(std::move(stream)) : stream;
+    return as_published(std::move(stream), options.weights);
   }
 
   void write_assets(const std::string& folder) const {
@@ -97,7 +97,7 @@ class StepToHf {
       auto info = stored;
       info.name =
           renamed ? options_.hf_prefix + stored.name.substr(prefix.size()) : stored.name.substr(kModelPrefix.size());
-      if (options_.rename) info.name = options_.rename(info.name);
+      info.name = options_.weights.published_name(info.name);
       if (options_.to_bf16 && c10::isFloatingType(info.dtype)) info.dtype = at::kBFloat16;
       if (is_fused(stored)) info.sizes = split(stored);
       const bool is_new = keys_.emplace(info.name, stored.name).second;

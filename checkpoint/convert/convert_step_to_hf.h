@@ -23,10 +23,9 @@ struct StepToHfOptions {
   /// A key that begins with "model." + dcp_prefix becomes hf_prefix + the rest; other model keys lose "model.".
   std::string dcp_prefix;
   std::string hf_prefix;
-  /// Applied after that: maps a name in the model to the weight's name in the files. Null: unchanged.
-  std::function<std::string(const std::string&)> rename{};
-  /// Applied first: changes the step's weights, by key, to the shapes in the files. Null: unchanged.
-  std::function<TensorStream(TensorStream)> reshape{};
+  /// How files have the model's weights. Its published forms are made before the prefixes are converted, its names
+  /// after them.
+  WeightMap weights{};
   /// Name parts of matrices [E * I, O] to write as stacked experts [E, I, O], where E is num_experts in the assets'
   /// config.json. They match names that end with them or that lie below "experts.".
   std::vector<std::string> fused_linear_names;

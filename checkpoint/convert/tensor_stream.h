@@ -13,6 +13,7 @@
 #include "checkpoint/readers/checkpoint_reader.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/value.h"
+#include "checkpoint/weights/weight_map.h"
 
 namespace megashard {
 
@@ -26,6 +27,11 @@ struct TensorStream {
 
 /// All tensors of a checkpoint except those in its plain values and additional keys of tied ones.
 TensorStream stream_of(const std::shared_ptr<CheckpointReader>& reader);
+
+/// The weights ("model.<name>") in the model's tensors, from any of the forms of the map; in the published form. Groups
+/// that have no form of it stay as they are. Keep the tensors of one group in memory.
+TensorStream as_model(TensorStream stream, const WeightMap& map);
+TensorStream as_published(TensorStream stream, const WeightMap& map);
 
 /// The tensors with Megatron's names and row order; optimizer buffers follow their weights. Throws and lists the
 /// weights that the layout needs and the stream lacks, or that the layout does not have.

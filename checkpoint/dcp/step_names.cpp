@@ -37,10 +37,13 @@ std::string_view without_buffer(std::string_view key) {
 class NameSearch {
  public:
   explicit NameSearch(const ModelNames& model) {
-    for (const auto& name : model.weights) {
-      whole_.insert(name);
-      if (name.starts_with(kModelPrefix)) short_.insert(std::string_view(name).substr(kModelPrefix.size()));
+    for (const auto* names : {&model.weights, &model.others}) {
+      for (const auto& name : *names) {
+        whole_.insert(name);
+        if (name.starts_with(kModelPrefix)) short_.insert(std::string_view(name).substr(kModelPrefix.size()));
+      }
     }
+    enough_ = static_cast<int64_t>(model.weights.size() + 1) / 2;
   }
 
   StepNames search(const std::vector<DcpEntry>& entries) {
@@ -51,8 +54,7 @@ class NameSearch {
       vote(without_buffer(entry.key), kState, states);
     }
     StepNames names;
-    const auto enough = static_cast<int64_t>(whole_.size() + 1) / 2;
-    if (const auto best = best_of(weights, names.model); best && weights.at(*best) >= enough) {
+    if (const auto best = best_of(weights, names.model); best && weights.at(*best) >= enough_) {
       names.model = best->text;
       names.dropped = best->is_short ? std::string(kModelPrefix) : "";
     } else if (are_at_the_top(entries)) {
@@ -113,12 +115,15 @@ class NameSearch {
   }
 
   std::unordered_set<std::string_view> whole_, short_;  // short: without "model."
+  int64_t enough_ = 0;                                  // votes
 };
 
 class Renaming {
  public:
   Renaming(const StepNames& names, const ModelNames& model)
-      : names_(names), known_(model.weights.begin(), model.weights.end()), parameters_(model.parameters) {}
+      : names_(names), known_(model.weights.begin(), model.weights.end()), parameters_(model.parameters) {
+    known_.insert(model.others.begin(), model.others.end());
+  }
 
   void rename(DcpMetadata& metadata) {
     const StepNames ours;

@@ -24,7 +24,8 @@ struct StepNames {
 
 /// Names of the model that a step is loaded for.
 struct ModelNames {
-  std::vector<std::string> weights{};     ///< all possible names of weights; empty if unknown
+  std::vector<std::string> weights{};     ///< empty if unknown
+  std::vector<std::string> others{};      ///< further names that weights can have in a step, not all of them in one
   std::vector<std::string> parameters{};  ///< LoadOptions::parameters
 };
 

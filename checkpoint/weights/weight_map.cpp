@@ -2,10 +2,13 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <functional>
+
+#include "checkpoint/values/state_dict_keys.h"
 
 namespace megashard {
 namespace {
@@ -202,7 +205,7 @@ std::string WeightMap::model_name(const std::string& published) const {
 
 const WeightGroup* WeightMap::group_of(const std::string& tensor) const {
   for (const auto& group : groups) {
-    if (std::ranges::count(group.tensors, tensor) != 0) return &group;
+    if (std::ranges::count(group.tensors, tensor, &WeightGroup::Member::name) != 0) return &group;
   }
   return nullptr;
 }
@@ -246,6 +249,42 @@ ShardedTensors stored_pieces(const StoredForm& form, const std::string& tensor, 
     }
   }
   return pieces;
+}
+
+std::vector<ShardedTensors> other_forms(const WeightMap& map, const std::string& key, const ShardedTensor& tensor) {
+  const auto state = split_optimizer_state_key(key);
+  if (!state && !is_model_key(key)) return {};
+  const auto name = state ? state->weight : key.substr(kModelPrefix.size());
+  const auto* group = map.group_of(name);
+  if (group == nullptr) return {};
+  const auto key_of = [&](const std::string& stored) {
+    return state ? optimizer_state_key(stored, state->buffer) : model_key(stored);
+  };
+  const bool is_scalar = tensor.global_sizes.empty();  // an optimizer's step
+  const auto member = std::ranges::find(group->tensors, name, &WeightGroup::Member::name);
+  if (!is_scalar && tensor.global_sizes != member->sizes) return {};
+  std::vector<ShardedTensors> forms;
+  for (const auto& form : group->forms) {
+    auto& pieces = forms.emplace_back();
+    if (!is_scalar) pieces = stored_pieces(form, name, tensor, EmptyPieces::kKeep);
+    for (const auto& part : form.parts) {
+      if (!is_scalar || part.tensor != name) continue;
+      pieces.emplace_back(part.stored, tensor);
+      if (pieces.size() > 1) pieces.back().second.local = at::empty_like(tensor.local);  // one is as good as all
+    }
+    for (auto& [stored, piece] : pieces) stored = key_of(stored);
+  }
+  return forms;
+}
+
+std::vector<std::string> names_in_forms(const WeightMap& map) {
+  std::vector<std::string> names;
+  for (const auto& group : map.groups) {
+    for (const auto& form : group.forms) {
+      for (const auto& part : form.parts) names.push_back(part.stored);
+    }
+  }
+  return names;
 }
 
 }  // namespace megashard

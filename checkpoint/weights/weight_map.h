@@ -43,7 +43,11 @@ struct StoredForm {
 
 /// Tensors of a model that have one form in a file together, since only their sizes together say which it is.
 struct WeightGroup {
-  std::vector<std::string> tensors;
+  struct Member {
+    std::string name;
+    std::vector<int64_t> sizes;
+  };
+  std::vector<Member> tensors;
   std::vector<StoredForm> forms;  ///< the first is written
 };
 
@@ -80,5 +84,12 @@ enum class EmptyPieces { kLeaveOut, kKeep };
 /// written. `tensor` is a weight, or a state of an optimizer with its sizes.
 ShardedTensors stored_pieces(const StoredForm& form, const std::string& tensor, const ShardedTensor& shard,
                              EmptyPieces empty = EmptyPieces::kLeaveOut);
+
+/// A tensor of a checkpoint ("model.<name>", "optimizer.state.<name>.<buffer>") as shards of those that each of its
+/// other forms has, on every rank of all of them. Empty if there are none (LoadOptions::other_forms).
+std::vector<ShardedTensors> other_forms(const WeightMap& map, const std::string& key, const ShardedTensor& tensor);
+
+/// Names of all forms of the map.
+std::vector<std::string> names_in_forms(const WeightMap& map);
 
 }  // namespace megashard

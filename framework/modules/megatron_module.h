@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/weights/weight_map.h"
 #include "parallel/sharded_tensor.h"
 
 namespace megashard {
@@ -33,11 +34,8 @@ class MegatronModule : public torch::nn::Module {
   /// add or omit tensors. They alias the model, like those of state_dict(). The format stacks layers of a list with
   /// equal tensors (torch_dist_places). Optimizer state keeps the parameters' names.
   virtual ShardedTensors sharded_state_dict() { return state_dict_for_save_checkpoint(); }
-  /// Other forms that a checkpoint may have of one of its tensors, such as experts one by one
-  /// (LoadOptions::other_forms).
-  virtual std::vector<ShardedTensors> other_forms(const std::string& /*key*/, const ShardedTensor& /*tensor*/) const {
-    return {};
-  }
+  /// How Hugging Face's files, and checkpoints of earlier versions, have its tensors, where that is not as here.
+  virtual WeightMap weight_map() const { return {}; }
   /// Matrices, by name, for which --optimizer muon uses AdamW (Megatron's attribute of a parameter). The default
   /// matches the usual names: embed_tokens, word_embeddings, lm_head, output_layer, ...
   virtual bool is_embedding_or_output_parameter(const std::string& name) const;

@@ -296,9 +296,11 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   LoadOptions options;
   if (!arguments.auto_detect_ckpt_format) options.format = arguments.ckpt_format;
   options.strict = false;
+  const auto weights = state.model.weight_map();
   options.other_forms = [&](const std::string& key, const ShardedTensor& tensor) {
-    return state.model.other_forms(key, tensor);
+    return other_forms(weights, key, tensor);
   };
+  options.other_names = names_in_forms(weights);
   if (parts.optimizer) options.parameters = parameter_names(state.model);
   ShardedTensors tensors;
   std::vector<FurtherKey> further;

@@ -14,9 +14,7 @@
 #include "launch/checkpoints/megatron_layout_flags.h"
 #include "launch/output/print_line.h"
 #include "launch/output/status_line.h"
-#include "models/families/model_family.h"
 #include "models/hugging_face/weight_check.h"
-#include "models/moe/expert_streams.h"
 
 namespace megashard {
 namespace {
@@ -49,14 +47,6 @@ Pairs parse_mapping(const std::vector<std::string>& words) {
   return pairs;
 }
 
-/// File names of weights in the model family of config.json; for an unknown family the parameters' names.
-WeightFiles weight_files_of(const std::string& directory) {
-  const auto config = read_hf_config(directory);
-  const bool named = config && config->contains("model_type") && config->at("model_type").is_string();
-  const auto* family = named ? find_family(config->at("model_type").get<std::string>()) : nullptr;
-  return family == nullptr ? WeightFiles() : family->weight_files;
-}
-
 /// Parses comma-separated names, or MindSpeed-MM's list: [a, b] with or without quotes.
 std::vector<std::string> parse_names(const std::vector<std::string>& words) {
   auto names = comma_words(words);
@@ -68,10 +58,16 @@ std::vector<std::string> parse_names(const std::vector<std::string>& words) {
 }
 
 /// Prints a line if weights cannot be compared with config.json.
-WeightCheck config_of(const std::string& directory) {
-  WeightCheck check(directory);
-  if (!check.unknown().empty()) print_line("the weights are not compared with config.json: " + check.unknown());
-  return check;
+void tell_unknown(const WeightCheck& config) {
+  if (!config.unknown().empty()) print_line("the weights are not compared with config.json: " + config.unknown());
+}
+
+/// The forms that a converter makes: none if the user describes names, and no other shapes beside the user's.
+WeightMap wanted_forms(const WeightCheck& config, bool names_are_given, bool shapes_are_given) {
+  if (names_are_given) return {};
+  auto weights = config.weights();
+  if (shapes_are_given) weights.groups.clear();
+  return weights;
 }
 
 /// `save_flag` is the flag of the output path.
@@ -113,13 +109,12 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
     options.megatron_layout = layout ? &*layout : nullptr;
     options.tie_weight_mapping = parse_mapping(flags->ties);
     options.fused_linear_names = parse_names(flags->fused);
-    if (options.dcp_prefix.empty() && options.hf_prefix.empty()) {
-      const auto files = weight_files_of(options.hf_dir);
-      options.rename = files.to_parameter_names;
-      if (flags->fused.empty()) options.reshape = to_parameter_experts(files.experts);
-    }
+    const bool names_are_given = !options.dcp_prefix.empty() || !options.hf_prefix.empty();
+    const WeightCheck config(options.hf_dir);
+    options.weights = wanted_forms(config, names_are_given, !flags->fused.empty());
     options.check = [&](const std::vector<TensorInfo>& weights) {
-      config_of(options.hf_dir).check_files(weights, !options.dcp_prefix.empty() || !options.hf_prefix.empty());
+      tell_unknown(config);
+      config.check_files(weights, names_are_given);
     };
     convert_hf_to_step(options, print_over_status);
     print_line("written: " + options.save_dir + "/release");
@@ -167,14 +162,11 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
     const auto layout = flags->layout.layout(options.model_assets_dir, "--model-assets-dir");
     options.megatron_layout = layout ? &*layout : nullptr;
     options.fused_linear_names = parse_names(flags->fused);
-    if (options.dcp_prefix.empty() && options.hf_prefix.empty()) {
-      const auto files = weight_files_of(options.model_assets_dir);
-      options.rename = files.to_published_names;
-      if (flags->fused.empty()) options.reshape = to_published_experts(files.experts);
-    }
-    const auto config = config_of(options.model_assets_dir);
+    const WeightCheck config(options.model_assets_dir);
+    tell_unknown(config);
     const bool names_are_given = !options.dcp_prefix.empty() || !options.hf_prefix.empty();
-    if (!names_are_given && layout == std::nullopt) options.names.weights = config.names();
+    options.weights = wanted_forms(config, names_are_given, !flags->fused.empty());
+    if (!names_are_given && layout == std::nullopt) options.names = config.names();
     options.check = [&](const std::vector<TensorInfo>& weights) { config.check_step(weights, options.load_dir); };
     convert_step_to_hf(options, print_over_status);
     print_line("written: " + options.save_dir);

@@ -1,32 +1,24 @@
 #pragma once
 
 #include <string>
+#include <vector>
+
+#include "checkpoint/weights/weight_map.h"
 
 namespace megashard {
 
-/// Published names and shapes of a family's weights, if they differ from its parameters.
-struct WeightFiles {
-  using Renaming = std::string (*)(const std::string& name);
-  /// Convert parameter names ("model.visual.merger.ln_q.weight") to names in the files ("visual.merger.ln_q.weight"),
-  /// and back. Names already in the result's form are unchanged. Null: both are equal.
-  Renaming to_published_names = nullptr;
-  Renaming to_parameter_names = nullptr;
-
-  /// Storage of a layer's experts: none, separate, or all in two tensors (moe/stacked_experts.h).
-  enum class Experts { kNone, kSeparate, kStacked };
-  Experts experts = Experts::kNone;
+/// How a family's published files have the experts of a layer.
+struct ExpertFiles {
+  /// Both tensors packed as [E, 2 I, C] and [E, C, I], transposed, or one expert by one.
+  enum class Form { kPacked, kTransposed, kSeparate };
+  Form form = Form::kSeparate;
+  std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  ///< names of an expert's own weights
 };
 
-/// A model whose parameters may have other names or shapes in files. Both forms can be read; the published one is
-/// written.
-class PublishedWeights {
- public:
-  virtual ~PublishedWeights() = default;
-  virtual const WeightFiles& weight_files() const = 0;
-  std::string published_name(const std::string& name) const {
-    const auto rename = weight_files().to_published_names;
-    return rename == nullptr ? name : rename(name);
-  }
+/// What is different in a family's published files. Files with the model's own names can be read, too.
+struct WeightFiles {
+  std::vector<WeightRenaming> renamings{};
+  ExpertFiles experts{};
 };
 
 }  // namespace megashard

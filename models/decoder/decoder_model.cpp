@@ -3,13 +3,14 @@
 #include <utility>
 
 #include "framework/modules/tie.h"
+#include "models/lora/lora.h"
 #include "parallel/tensor_parallel/tensor_parallel_regions.h"
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
 
 DecoderModel::DecoderModel(Network network, BuildContext context, WeightFiles weight_files)
-    : network_(std::move(network)), context_(std::move(context)), weight_files_(weight_files) {
+    : network_(std::move(network)), context_(std::move(context)), weight_files_(std::move(weight_files)) {
   const auto& config = network_.config;
   weight_init().std = config.init_std;
   if (network_.encoder) {
@@ -97,6 +98,12 @@ std::optional<bool> DecoderModel::cast_forward_inputs(const NamedModule& each) c
 bool DecoderModel::keeps_fp32(const std::string& name) const {
   const auto layers = text_path() + "layers.";
   return name.starts_with(layers) && megashard::keeps_fp32(network_, name.substr(layers.size()));
+}
+
+WeightMap DecoderModel::weight_map() const {
+  auto map = megashard::weight_map(network_, text_path() + "layers.", weight_files_);
+  add_adapter_forms(*this, map);
+  return map;
 }
 
 std::vector<int64_t> DecoderModel::qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const {

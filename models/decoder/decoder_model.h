@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "models/config/weight_files.h"
 #include "models/decoder/decoder_stack.h"
 #include "models/layers/head.h"
 #include "models/moe/expert_parallel.h"
@@ -15,7 +14,7 @@ namespace megashard {
 /// A causal language model: `model` (a DecoderStack, or with an encoder an EncodedStack) and `lm_head`, which share one
 /// tensor if the configuration ties them. Parameters start without values: load_hf_weights(), a checkpoint or
 /// init_weights() gives them.
-class DecoderModel : public ExpertParallelModule, public PublishedWeights {
+class DecoderModel : public ExpertParallelModule {
  public:
   explicit DecoderModel(Network network, BuildContext context = {}, WeightFiles weight_files = {});
 
@@ -30,7 +29,7 @@ class DecoderModel : public ExpertParallelModule, public PublishedWeights {
   /// The decoder's; an encoder's depend on the items and are left out.
   double training_flops(int64_t sequences, int64_t sequence_length) const override;
   std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override;
-  const WeightFiles& weight_files() const override { return weight_files_; }
+  WeightMap weight_map() const override;
   const Network& network() const { return network_; }
 
  protected:

@@ -45,8 +45,7 @@ const RegisterFamily kQwen3({.model_type = "qwen3",
 
 const RegisterFamily kQwen3Moe({.model_type = "qwen3_moe",
                                 .architecture = "Qwen3MoeForCausalLM",
-                                .read = read_qwen3_moe,
-                                .weight_files = {.experts = WeightFiles::Experts::kSeparate}});
+                                .read = read_qwen3_moe});
 
 }  // namespace
 }  // namespace megashard

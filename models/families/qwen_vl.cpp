@@ -9,22 +9,6 @@
 namespace megashard {
 namespace {
 
-const std::string kVisualPrefix = "visual.", kTextPrefix = "language_model.", kModelPrefix = "model.";
-
-std::string published_qwen2_5_vl(const std::string& name) {
-  if (name.starts_with(kModelPrefix + kVisualPrefix)) return name.substr(kModelPrefix.size());
-  if (name.starts_with(kModelPrefix + kTextPrefix))
-    return kModelPrefix + name.substr((kModelPrefix + kTextPrefix).size());
-  return name;
-}
-
-std::string parameter_of_qwen2_5_vl(const std::string& name) {
-  if (name.starts_with(kVisualPrefix)) return kModelPrefix + name;
-  const bool text = name.starts_with(kModelPrefix) && !name.starts_with(kModelPrefix + kTextPrefix) &&
-                    !name.starts_with(kModelPrefix + kVisualPrefix);
-  return text ? kModelPrefix + kTextPrefix + name.substr(kModelPrefix.size()) : name;
-}
-
 /// Older files have the text model's keys at the top level, newer ones in text_config. Throws if both differ.
 HfConfig text_config(const HfConfig& root) {
   const auto text = root.object("text_config");
@@ -214,8 +198,8 @@ const RegisterFamily kQwen25Vl({.model_type = "qwen2_5_vl",
                                 .architecture = "Qwen2_5_VLForConditionalGeneration",
                                 .read = read_qwen2_5_text,
                                 .encoder = read_qwen2_5_vl,
-                                .weight_files = {.to_published_names = published_qwen2_5_vl,
-                                                 .to_parameter_names = parameter_of_qwen2_5_vl}});
+                                .weight_files = {
+                                    .renamings = {{"model.visual.", "visual."}, {"model.language_model.", "model."}}}});
 
 const RegisterFamily kQwen3Vl({.model_type = "qwen3_vl",
                                .architecture = "Qwen3VLForConditionalGeneration",
@@ -226,7 +210,7 @@ const RegisterFamily kQwen3VlMoe({.model_type = "qwen3_vl_moe",
                                   .architecture = "Qwen3VLMoeForConditionalGeneration",
                                   .read = read_qwen3_vl_moe_text,
                                   .encoder = read_qwen3_vl_moe,
-                                  .weight_files = {.experts = WeightFiles::Experts::kStacked}});
+                                  .weight_files = {.experts = {.form = ExpertFiles::Form::kTransposed}}});
 
 }  // namespace
 }  // namespace megashard

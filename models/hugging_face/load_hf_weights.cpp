@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -15,28 +16,22 @@ namespace megashard {
 
 namespace {
 
-/// This rank's shard of a tensor in the files.
-at::Tensor rows_of(const ShardedTensor& piece, at::Tensor stored) {
-  for (int64_t dim = 0; dim < stored.dim(); ++dim) {
-    if (piece.local.size(dim) == stored.size(dim)) continue;
-    const int64_t rows = piece.local.size(dim);
-    stored = stored.narrow(dim, rows == 0 ? 0 : piece.offsets[static_cast<size_t>(dim)], rows);
-  }
-  return stored;
-}
-
 /// Throws if the files have two different values for one parameter.
 void check_others(const WeightTarget& target, CheckpointReader& files, const std::string& where) {
+  if (target.others.empty()) return;
   const auto piece = reshard_and_view(target.parameter);
+  const auto values = [&](const std::string& name) {
+    auto read = piece;
+    read.local = at::empty(piece.local.sizes(), piece.local.options().device(at::kCPU).requires_grad(false));
+    read_part(whole_part(name, name, piece.global_sizes), files.read_tensor(name), read);
+    return read.local;
+  };
+  const auto& source = target.parts.front().stored;
   for (const auto& name : target.others) {
-    const auto used = files.read_tensor(target.source), other = files.read_tensor(name);
-    const auto dtype = piece.local.scalar_type();
-    const bool is_same =
-        used.sizes() == other.sizes() && rows_of(piece, used).to(dtype).equal(rows_of(piece, other).to(dtype));
-    const bool is_head = name == kHeadWeight || target.source == kHeadWeight;
+    const bool is_same = files.find(name)->sizes == piece.global_sizes && values(source).equal(values(name));
+    const bool is_head = name == kHeadWeight || source == kHeadWeight;
     TORCH_CHECK(
-        is_same, where, " has other values for ", name, " than for ", target.source,
-        ", and the model one weight for both",
+        is_same, where, " has other values for ", name, " than for ", source, ", and the model one weight for both",
         is_head ? ": config.json says \"tie_word_embeddings\": true. Write false there to train a head of its own, as "
                   "transformers reads these files, or take lm_head.weight out of them"
                 : ": take one of them out of the files");
@@ -74,10 +69,8 @@ void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_
   for (const auto& target : targets) bytes += static_cast<int64_t>(reshard_and_view(target.parameter).local.nbytes());
   LongWork work("load", bytes);
   for (const auto& target : targets) {
-    auto piece = reshard_and_view(target.parameter);
-    const auto stored =
-        rows_of(piece, target.stacked ? target.stacked->view(*files) : files->read_tensor(target.source));
-    if (stored.numel() > 0) piece.local.copy_(stored);
+    const auto piece = reshard_and_view(target.parameter);
+    for (const auto& part : target.parts) read_part(part, files->read_tensor(part.stored), piece);
     work.add(static_cast<int64_t>(piece.local.nbytes()));
   }
 }

@@ -1,13 +1,14 @@
 #include "models/hugging_face/match_weights.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
-#include <map>
+#include <compare>
+#include <functional>
+#include <limits>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
-#include "models/config/weight_files.h"
+#include "framework/modules/megatron_module.h"
 #include "models/lora/lora.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -21,61 +22,150 @@ constexpr std::string_view kModelName = "model.";
 
 using Stored = std::unordered_map<std::string, const TensorInfo*>;
 
-std::vector<WeightTarget> targets_of(const torch::nn::Module& module) {
-  const auto* published = dynamic_cast<const PublishedWeights*>(&module);
-  std::vector<WeightTarget> targets;
-  std::unordered_map<const c10::TensorImpl*, size_t> position;
-  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
-    if (is_lora_parameter(name)) return;  // initialised here
-    const auto [found, is_new] = position.emplace(tensor.unsafeGetTensorImpl(), targets.size());
-    if (is_new) targets.push_back({.parameter = tensor, .names = {}});
-    auto& names = targets[found->second].names;
-    names.push_back(name);
-    if (published == nullptr) return;
-    const auto other = published->published_name(name);
-    if (other != name) names.push_back(other);
-  };
-  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
-  return targets;
+WeightMap weight_map_of(const torch::nn::Module& module) {
+  const auto* megatron = dynamic_cast<const MegatronModule*>(&module);
+  return megatron == nullptr ? WeightMap() : megatron->weight_map();
 }
 
-void find_source(WeightTarget& target, const Stored& stored) {
-  const auto take = [&](const std::string& name) {
-    if (!stored.contains(name)) return;
-    if (target.source.empty()) {
-      target.source = name;
-    } else {
-      target.others.push_back(name);
+/// Finds a model's tensors in files.
+class Matcher {
+ public:
+  Matcher(const torch::nn::Module& module, const std::vector<TensorInfo>& infos, WeightMismatch& mismatch)
+      : map_(weight_map_of(module)), mismatch_(mismatch) {
+    for (const auto& info : infos) stored_.emplace(info.name, &info);
+    for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+    for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+  }
+
+  std::vector<WeightTarget> match() && {
+    std::unordered_set<std::string> grouped;
+    for (const auto& group : map_.groups) {
+      for (const auto& tensor : group.tensors) grouped.insert(tensor.name);
+      match_group(group);
     }
-  };
-  for (const auto& name : target.names) take(name);
-  if (!target.source.empty()) return;
-  for (const auto& name : target.names) {
-    if (name.starts_with(kModelName)) take(name.substr(kModelName.size()));
+    for (auto& target : targets_) {
+      if (!grouped.contains(target.names.front())) match_as_it_is(target);
+    }
+    return std::move(targets_);
   }
-  const auto& name = target.names.front();
-  if (target.source.empty() && name == kHeadWeight) {
-    for (const char* embeddings : kEmbeddings) take(embeddings);
-  }
-  auto stacked = StackedWeight::of(name);
-  if (!target.source.empty() || !stacked) return;
-  if (!stored.contains(stacked->source()) && stacked->experts.starts_with(kModelName))
-    stacked->experts.erase(0, kModelName.size());
-  if (!stored.contains(stacked->source())) return;
-  target.source = stacked->source();
-  target.stacked = std::move(stacked);
-}
 
-/// Sizes of the target's data in the files; nullopt if there is no such expert or the dimensions differ.
-std::optional<std::vector<int64_t>> stored_sizes(const WeightTarget& target, const Stored& stored) {
-  const auto& sizes = stored.at(target.source)->sizes;
-  if (!target.stacked) return sizes;
-  const auto other = stored.find(target.stacked->other_source());
-  if (other == stored.end()) return std::nullopt;
-  const auto view = target.stacked->view(at::empty(sizes, at::kMeta), other->second->sizes);
-  return view.defined() ? std::optional(view.sizes().vec()) : std::nullopt;
-}
+  /// Names that were found or are missing.
+  const std::unordered_set<std::string>& known() const { return known_; }
+  /// Names that files can have.
+  const std::unordered_set<std::string>& possible() const { return possible_; }
+
+ private:
+  using Spelling = std::function<std::string(const std::string& name)>;
+
+  void add(const std::string& name, const at::Tensor& tensor) {
+    if (is_lora_parameter(name)) return;  // initialised here
+    const auto [found, is_new] = position_.emplace(tensor.unsafeGetTensorImpl(), targets_.size());
+    if (is_new) targets_.push_back({.parameter = tensor, .names = {}});
+    by_name_.emplace(name, found->second);
+    auto& names = targets_[found->second].names;
+    names.push_back(name);
+    if (auto published = map_.published_name(name); published != name) names.push_back(std::move(published));
+    possible_.insert(names.begin(), names.end());
+  }
+
+  const std::vector<int64_t>* sizes_in_files(const std::string& name) const {
+    const auto found = stored_.find(name);
+    return found == stored_.end() ? nullptr : &found->second->sizes;
+  }
+
+  void match_as_it_is(WeightTarget& target) {
+    known_.insert(target.names.begin(), target.names.end());
+    std::string source;
+    const auto take = [&](const std::string& name) {
+      if (!stored_.contains(name)) return;
+      if (source.empty()) {
+        source = name;
+      } else {
+        target.others.push_back(name);
+      }
+    };
+    for (const auto& name : target.names) take(name);
+    if (source.empty()) {
+      for (const auto& name : target.names) {
+        if (name.starts_with(kModelName)) take(name.substr(kModelName.size()));
+      }
+      target.is_bare = !source.empty();
+    }
+    const auto& name = target.names.front();
+    if (source.empty() && name == kHeadWeight) {
+      for (const char* embeddings : kEmbeddings) take(embeddings);
+    }
+    if (source.empty()) {
+      mismatch_.missing.push_back(name);
+    } else {
+      take_part(target, whole_part(name, source, global_sizes(target.parameter)), name);
+    }
+  }
+
+  /// Takes the form that fits; else the one that comes closest, and tells the differences.
+  void match_group(const WeightGroup& group) {
+    struct Closeness {
+      size_t fitting = 0, present = 0;
+      auto operator<=>(const Closeness&) const = default;
+    };
+    const std::pair<Spelling, bool> spellings[] = {
+        {[](const std::string& name) { return name; }, false},
+        {[&](const std::string& name) { return map_.published_name(name); }, false},
+        {[](const std::string& name) { return name.starts_with(kModelName) ? name.substr(kModelName.size()) : name; },
+         true}};
+    const StoredForm* best = &group.forms.front();
+    const std::pair<Spelling, bool>* spelling = spellings;
+    Closeness closest;
+    for (const auto& each : spellings) {
+      for (const auto& form : group.forms) {
+        Closeness close;
+        for (const auto& part : form.parts) {
+          const auto name = each.first(part.stored);
+          possible_.insert(name);
+          const auto* sizes = sizes_in_files(name);
+          close.present += sizes != nullptr;
+          close.fitting += sizes != nullptr && *sizes == part.stored_sizes;
+        }
+        const bool fits = close.fitting == form.parts.size();
+        if (fits) close.fitting = std::numeric_limits<size_t>::max();
+        if (close <= closest) continue;
+        closest = close;
+        best = &form;
+        spelling = &each;
+      }
+    }
+    for (auto part : best->parts) {
+      const auto name = std::exchange(part.stored, spelling->first(part.stored));
+      auto& target = targets_[by_name_.at(part.tensor)];
+      known_.insert(part.stored);
+      target.is_bare = spelling->second && closest.present > 0;
+      if (stored_.contains(part.stored)) {
+        take_part(target, std::move(part), name);
+      } else {
+        mismatch_.missing.push_back(name);
+      }
+    }
+  }
+
+  void take_part(WeightTarget& target, WeightPart part, const std::string& name) {
+    const auto& info = *stored_.at(part.stored);
+    known_.insert(part.stored);
+    if (!at::isFloatingType(info.dtype)) mismatch_.integers.push_back(part.stored);
+    if (info.sizes != part.stored_sizes) {
+      mismatch_.sizes.push_back(c10::str(part.stored, " ", at::IntArrayRef(info.sizes), " for ", name, " ",
+                                         at::IntArrayRef(part.stored_sizes)));
+    }
+    target.parts.push_back(std::move(part));
+  }
+
+  WeightMap map_;
+  WeightMismatch& mismatch_;
+  Stored stored_;
+  std::vector<WeightTarget> targets_;
+  std::unordered_map<const c10::TensorImpl*, size_t> position_;
+  std::unordered_map<std::string, size_t> by_name_;
+  std::unordered_set<std::string> known_, possible_;
+};
 
 /// Rotary frequencies in old Llama files, which follow from config.json.
 bool is_derived(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
@@ -103,13 +193,8 @@ std::string hint_at_wrapper(const std::vector<std::string>& unexpected, const st
 }  // namespace
 
 bool is_borrowed_head(const WeightTarget& target) {
-  return target.names.front() == kHeadWeight && target.names.size() == 1 && target.source.ends_with(kEmbeddingsName);
-}
-
-bool is_bare_name(const WeightTarget& target) {
-  if (target.source.empty() || is_borrowed_head(target)) return false;
-  if (target.stacked) return target.source != StackedWeight::of(target.names.front())->source();
-  return std::find(target.names.begin(), target.names.end(), target.source) == target.names.end();
+  return target.names.front() == kHeadWeight && target.names.size() == 1 && !target.parts.empty() &&
+         target.parts.front().stored.ends_with(kEmbeddingsName);
 }
 
 std::string WeightMismatch::text() const {
@@ -123,41 +208,14 @@ std::string WeightMismatch::text() const {
 
 std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const std::vector<TensorInfo>& infos,
                                         WeightMismatch& mismatch) {
-  Stored stored;
-  for (const auto& info : infos) stored.emplace(info.name, &info);
-  auto targets = targets_of(module);
-  std::unordered_set<std::string> known;
-  std::map<std::string, int64_t> experts_in;  // number of the model's experts in each stacked tensor
-  for (auto& target : targets) {
-    known.insert(target.names.begin(), target.names.end());
-    find_source(target, stored);
-    if (target.source.empty()) {
-      mismatch.missing.push_back(target.names.front());
-      continue;
-    }
-    if (!at::isFloatingType(stored.at(target.source)->dtype)) mismatch.integers.push_back(target.source);
-    const auto wanted = global_sizes(target.parameter);
-    known.insert(target.source);
-    if (target.stacked) {
-      auto& experts = experts_in[target.source];
-      experts = std::max(experts, target.stacked->expert + 1);
-    }
-    const auto sizes = stored_sizes(target, stored);
-    if (sizes && at::IntArrayRef(*sizes) == at::IntArrayRef(wanted)) continue;
-    const at::IntArrayRef whole = stored.at(target.source)->sizes;
-    mismatch.sizes.push_back(
-        c10::str(target.source, " ", whole, " for ", target.names.front(), " ", at::IntArrayRef(wanted)));
-  }
-  for (const auto& [source, experts] : experts_in) {
-    const auto there = stored.at(source)->sizes.front();
-    if (there > experts)
-      mismatch.sizes.push_back(c10::str(source, " of ", there, " experts for ", experts));
-  }
+  Matcher matcher(module, infos, mismatch);
+  auto targets = std::move(matcher).match();
+  const auto& known = matcher.known();
   for (const auto& info : infos) {
     if (known.contains(info.name)) continue;
     (is_derived(info.name) ? mismatch.unused : mismatch.unexpected).push_back(info.name);
   }
-  mismatch.hint = hint_at_wrapper(mismatch.unexpected, known);
+  mismatch.hint = hint_at_wrapper(mismatch.unexpected, matcher.possible());
   return targets;
 }
 

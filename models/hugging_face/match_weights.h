@@ -3,22 +3,21 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/values/tensor_info.h"
-#include "models/moe/stacked_experts.h"
+#include "checkpoint/weights/weight_map.h"
 
 namespace megashard {
 
 /// A parameter or buffer of a model and its tensors in the files.
 struct WeightTarget {
   at::Tensor parameter;
-  std::vector<std::string> names;          ///< possible names in files; several if tied
-  std::string source{};                    ///< its name in the files; empty: missing
-  std::vector<std::string> others{};       ///< additional names in the files
-  std::optional<StackedWeight> stacked{};  ///< its location in that tensor
+  std::vector<std::string> names;     ///< possible names in files, if it is stored as it is; several if tied
+  std::vector<WeightPart> parts{};    ///< its location in the files, by their names; empty: missing
+  std::vector<std::string> others{};  ///< additional names in the files
+  bool is_bare = false;               ///< files have the name of a decoder without head: "layers.0...."
 };
 
 /// Differences between weights in files and a model's.
@@ -37,9 +36,6 @@ struct WeightMismatch {
 inline constexpr const char* kHeadWeight = "lm_head.weight";
 /// True for an untied head that is missing in the files and is copied from the embeddings.
 bool is_borrowed_head(const WeightTarget& target);
-/// True if the files use the names of a decoder without head (transformers' AutoModel): "layers.0...." instead of
-/// "model.layers.0....".
-bool is_bare_name(const WeightTarget& target);
 
 /// The module's parameters and buffers without duplicates and adapters, with their sources among `stored`, by the rules
 /// of load_hf_weights.

@@ -19,12 +19,11 @@
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/save_contract.h"
-#include "models/config/weight_files.h"
 #include "models/families/hf_config_of_network.h"
+#include "models/hugging_face/published_tensors.h"
 #include "models/lora/lora.h"
 #include "models/lora/save_adapters.h"
 #include "models/model_config.h"
-#include "models/moe/stacked_experts.h"
 #include "parallel/collectives/agreement.h"
 
 namespace megashard {
@@ -74,6 +73,14 @@ OrderedJson config_of_run(const Arguments& arguments) {
   return config;
 }
 
+/// Packs what is published one by one.
+void prefer_packed(WeightMap& map) {
+  for (auto& [tensors, forms] : map.groups) {
+    const auto packed = std::ranges::find(forms, "packed", &StoredForm::kind);
+    if (forms.front().kind == "separate" && packed != forms.end()) std::iter_swap(forms.begin(), packed);
+  }
+}
+
 }  // namespace
 
 void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) {
@@ -100,19 +107,14 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments, const Proc
   const auto& folder = *arguments.save_hf;
   auto tensors = model.keeps_trained_only() ? merged_state_dict(model) : checked_state_dict(model);
   const auto* mixin = dynamic_cast<const FSDP2Mixin*>(&model);
-  const auto* published = dynamic_cast<const PublishedWeights*>(&model);
   HfSaveOptions options{.dtype = hf_model_dtype(arguments)};
+  auto map = model.weight_map();
+  if (arguments.save_hf_stacked_experts) prefer_packed(map);
+  tensors = published_tensors(tensors, map);
   for (auto& [name, tensor] : tensors) {
     const bool in_fp32 = mixin != nullptr && mixin->keeps_fp32(name);
-    if (published != nullptr) name = published->published_name(name);
+    name = map.published_name(name);
     if (in_fp32) options.in_fp32.insert(name);
-  }
-  bool transposes = published != nullptr && published->weight_files().experts == WeightFiles::Experts::kStacked;
-  if (transposes || arguments.save_hf_stacked_experts) {
-    const auto network = decoder_config(arguments);
-    const auto& moe = network.moe;
-    transposes = transposes && stacks_transposed(network.hidden_size, moe.intermediate_size);
-    tensors = transposes ? stack_experts_transposed(tensors, moe.num_experts) : stack_experts(tensors, moe.num_experts);
   }
   options.beside = [&](const std::string& beside) {
     if (arguments.hf_model) copy_hf_assets(*arguments.hf_model, beside);

@@ -19,7 +19,7 @@ void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
 at::ScalarType hf_model_dtype(const Arguments& arguments);
 
 /// All ranks write the model's weights (save_hf_sharded: in hf_model_dtype, tied ones once, experts as published by
-/// their family or, with --save-hf-stacked-experts, as by stack_experts()), then the files beside the weights of
+/// their family or, with --save-hf-stacked-experts, packed), then the files beside the weights of
 /// --hf-model, and config.json: --hf-model's, or that of the Llama, Qwen2 or Qwen3 that the flags describe, with this
 /// run's tying and the weights' dtype. Adapters are merged into the weights and also written to the folder's adapter/
 /// (save_adapters.h). Collective.

@@ -20,11 +20,16 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kEmbeddingsEnd = "embed_tokens.weight";
 
+bool is_of_known_family(const Json& config) {
+  const auto type = config.value("model_type", Json());
+  return type.is_string() && find_family(type) != nullptr;
+}
+
 /// Reason why the model is not supported; empty if it is.
 std::string unknown_model(const Json& config) {
   const auto type = config.value("model_type", Json());
   if (!type.is_string()) return "it says no model_type";
-  if (find_family(type) == nullptr) return type.get<std::string>() + " is no model that is known here";
+  if (!is_of_known_family(config)) return type.get<std::string>() + " is no model that is known here";
   if (config.contains("quantization_config")) return "its weights are quantised";
   const auto architectures = config.value("architectures", Json());
   if (!architectures.is_array() || architectures.empty() || !architectures[0].is_string()) return "";
@@ -48,10 +53,11 @@ std::optional<int64_t> other_vocabulary(const std::vector<WeightTarget>& targets
   std::optional<int64_t> rows;
   size_t explained = 0;
   for (const auto& target : targets) {
-    if (target.stacked || target.parameter.dim() != 2) continue;
-    if (!target.source.ends_with(kEmbeddingsEnd) && target.source != kHeadWeight) continue;
-    const auto stored = std::find_if(weights.begin(), weights.end(),
-                                     [&](const TensorInfo& info) { return info.name == target.source; });
+    if (target.parts.size() != 1 || target.parameter.dim() != 2) continue;
+    const auto& source = target.parts.front().stored;
+    if (!source.ends_with(kEmbeddingsEnd) && source != kHeadWeight) continue;
+    const auto stored =
+        std::find_if(weights.begin(), weights.end(), [&](const TensorInfo& info) { return info.name == source; });
     const auto& sizes = stored->sizes;
     const bool fits = sizes.size() == 2 && sizes[1] == target.parameter.size(1);
     if (!fits || sizes[0] == target.parameter.size(0)) continue;
@@ -80,19 +86,27 @@ bool are_megatrons(const std::vector<TensorInfo>& weights) {
 WeightCheck::WeightCheck(const std::string& directory) : directory_(directory) {
   auto config = read_hf_config(directory);
   unknown_ = config ? unknown_model(*config) : "there is none in " + directory;
-  if (!unknown_.empty()) return;
-  model_ = model_on_meta(*config, directory + "/config.json");
+  const auto path = directory + "/config.json";
+  if (unknown_.empty()) {
+    model_ = model_on_meta(*config, path);
+    weights_ = model_->weight_map();
+  } else if (config && is_of_known_family(*config)) {
+    try {
+      weights_ = model_on_meta(*config, path)->weight_map();
+    } catch (const c10::Error&) {  // weights stay as they are
+    }
+  }
 }
 
-std::vector<std::string> WeightCheck::names() const {
-  std::vector<std::string> names;
+ModelNames WeightCheck::names() const {
+  ModelNames names;
   if (model_ == nullptr) return names;
-  const auto* published = dynamic_cast<const PublishedWeights*>(model_.get());
   for (const auto& item : model_->named_parameters(/*recurse=*/true)) {
-    names.push_back(item.key());
-    if (published == nullptr) continue;
-    if (auto other = published->published_name(item.key()); other != item.key()) names.push_back(std::move(other));
+    names.weights.push_back(item.key());
+    if (auto other = weights_.published_name(item.key()); other != item.key())
+      names.weights.push_back(std::move(other));
   }
+  names.others = names_in_forms(weights_);
   return names;
 }
 
@@ -102,7 +116,7 @@ WeightCheck::Problem WeightCheck::problem_of(const std::vector<TensorInfo>& weig
   const auto targets = match_weights(*model_, weights, mismatch);
   for (const auto& target : targets) {
     // Training can copy a missing untied head from the embeddings, but readers of the files cannot.
-    problem.lacks_prefix = problem.lacks_prefix || is_bare_name(target);
+    problem.lacks_prefix = problem.lacks_prefix || target.is_bare;
     if (!is_borrowed_head(target)) continue;
     mismatch.missing.push_back(std::string(kHeadWeight) + " (config.json says \"tie_word_embeddings\": false)");
     problem.lacks_head = mismatch.text() == "; missing: " + mismatch.missing.back();

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/dcp/step_names.h"
 #include "checkpoint/values/tensor_info.h"
 #include "framework/modules/multi_modal_module.h"
 
@@ -19,8 +20,10 @@ class WeightCheck {
   /// Reason why nothing can be checked: no config.json, or an unknown model. Empty if it can.
   const std::string& unknown() const { return unknown_; }
 
-  /// All possible names of the model's weights; empty if unknown().
-  std::vector<std::string> names() const;
+  /// Names of the model's weights in steps; empty if unknown().
+  ModelNames names() const;
+  /// How files have the weights; the default if the family is unknown.
+  const WeightMap& weights() const { return weights_; }
 
   /// Checks weights of a step before they are written to files. Throws an error with the remedy for adapters and,
   /// unless unknown(), for names and sizes that differ from config.json. `step` is their source.
@@ -40,7 +43,8 @@ class WeightCheck {
 
   std::string directory_;
   std::string unknown_;
-  std::shared_ptr<MultiModalModule> model_;
+  std::shared_ptr<MultiModalModule> model_;  // null: unknown
+  WeightMap weights_;
 };
 
 }  // namespace megashard

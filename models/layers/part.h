@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "models/config/tensor_parallel_ranks.h"
+#include "models/config/weight_files.h"
 #include "models/layers/key_span.h"
 #include "models/layers/rotary.h"
 #include "parallel/fsdp/hooked_module.h"
@@ -121,6 +122,10 @@ class PartSpec {
   virtual std::vector<std::string> paths_of(const std::string& /*megatron_part*/) const { return {}; }
   /// Parameters and buffers, relative to the part, that stay in fp32 (FSDP2Mixin::keeps_fp32).
   virtual std::vector<std::string> names_in_fp32() const { return {}; }
+  /// The tensors of the part, at `path` ("model.layers.0.mlp."), that files can have in other forms than the model.
+  virtual std::vector<WeightGroup> weight_forms(const std::string& /*path*/, const WeightFiles& /*files*/) const {
+    return {};
+  }
   /// Megatron's name of the norm before the part: attn_norm or mlp_norm.
   virtual std::string norm_before() const = 0;
 };

@@ -115,6 +115,24 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
   return count;
 }
 
+void add_adapter_forms(const torch::nn::Module& model, WeightMap& map) {
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    const auto* experts = dynamic_cast<const Experts*>(item.value().get());
+    if (experts == nullptr) continue;
+    for (const auto& parameter : experts->named_parameters()) {
+      if (!is_lora_parameter(parameter.key())) continue;
+      const auto sizes = global_sizes(parameter.value());
+      const auto name = item.key() + "." + parameter.key();
+      StoredForm form{"separate", {}};
+      for (int64_t e = 0; e < sizes.front(); ++e) {
+        const auto stored = item.key() + "." + std::to_string(e) + "." + parameter.key();
+        form.parts.push_back(indexed_part(name, {e}, stored, {sizes.begin() + 1, sizes.end()}));
+      }
+      map.groups.push_back({{{name, sizes}}, {std::move(form)}});
+    }
+  }
+}
+
 ShardedTensors merged_state_dict(MegatronModule& model) {
   const at::NoGradGuard no_grad;
   std::unordered_map<std::string, std::function<ShardedTensor()>> adapted;

@@ -27,6 +27,9 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options);
 /// True for the name of an adapter's parameter ("...q_proj.lora_A.weight").
 bool is_lora_parameter(const std::string& name);
 
+/// Adds forms of the adapters of experts: PEFT, and checkpoints of earlier versions, have them one by one.
+void add_adapter_forms(const torch::nn::Module& model, WeightMap& map);
+
 /// The weights with their adapters' products added and without adapters, as in a Hugging Face directory. Weights with
 /// adapters are new tensors. Collective over the ranks that share the weights.
 ShardedTensors merged_state_dict(MegatronModule& model);

@@ -9,6 +9,7 @@
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "framework/training/save_contract.h"
+#include "models/hugging_face/published_tensors.h"
 #include "models/lora/lora.h"
 
 namespace megashard {
@@ -33,10 +34,10 @@ void save_adapters(MegatronModule& model, const Arguments& arguments, const std:
                    const ProcessGroupPtr& group) {
   std::set<std::string> targets;
   ShardedTensors tensors;
-  for (auto& [name, piece] : checked_state_dict(model)) {
+  for (auto& [name, piece] : published_tensors(checked_state_dict(model), model.weight_map())) {
     if (!is_lora_parameter(name)) continue;
     targets.insert(target_of(name));
-    tensors.emplace_back("base_model.model." + name, piece);
+    tensors.emplace_back("base_model.model." + name, std::move(piece));
   }
   const auto write_config = [&](const std::string& beside) {
     const nlohmann::ordered_json config = {{"peft_type", "LORA"},

@@ -48,9 +48,12 @@ struct Builder {
 
 WeightGroup expert_forms(const std::string& path, const ExpertSizes& sizes, const ExpertFiles& published) {
   const Builder builder{path, sizes, published};
-  WeightGroup group{{builder.up(), builder.down()}, {builder.packed(), builder.transposed(), builder.separate()}};
-  const int64_t wide = sizes.intermediate * (sizes.gated ? 2 : 1);
-  const bool is_square = sizes.hidden == wide || sizes.hidden == sizes.intermediate;
+  const auto [experts, hidden, intermediate, gated] = sizes;
+  const std::vector<int64_t> up =
+      gated ? std::vector{experts, int64_t{2}, intermediate, hidden} : std::vector{experts, intermediate, hidden};
+  WeightGroup group{{{builder.up(), up}, {builder.down(), {experts, hidden, intermediate}}},
+                    {builder.packed(), builder.transposed(), builder.separate()}};
+  const bool is_square = hidden == (gated ? 2 : 1) * intermediate || hidden == intermediate;
   const auto form =
       published.form == ExpertFiles::Form::kTransposed && is_square ? ExpertFiles::Form::kPacked : published.form;
   const auto first = group.forms.begin() + static_cast<std::ptrdiff_t>(form);

@@ -4,16 +4,9 @@
 #include <string>
 
 #include "checkpoint/weights/weight_map.h"
+#include "models/config/weight_files.h"
 
 namespace megashard {
-
-/// How a family's published files have the experts of a layer.
-struct ExpertFiles {
-  /// Both tensors packed as [E, 2 I, C] and [E, C, I], transposed, or one expert by one.
-  enum class Form { kPacked, kTransposed, kSeparate };
-  Form form = Form::kSeparate;
-  std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  ///< names of an expert's own weights
-};
 
 /// Sizes of the experts of a layer.
 struct ExpertSizes {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "models/moe/experts_in_checkpoints.h"
 #include "models/moe/router_losses.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/tensor_parallel_layout.h"
@@ -28,12 +27,9 @@ int expert_shard_size(int world, int shard, int ep_size, std::optional<int> want
   return std::max(1, shard / ep_size);
 }
 
-std::vector<ShardedTensors> ExpertParallelModule::other_forms(const std::string& key,
-                                                              const ShardedTensor& tensor) const {
-  return checkpoint_forms(key, tensor, moe_config().num_experts);
+bool ExpertParallelModule::is_stack_of_matrices(const std::string& name) const {
+  return name.find(".experts.") != name.npos;
 }
-
-bool ExpertParallelModule::is_stack_of_matrices(const std::string& name) const { return is_of_experts(name); }
 
 std::vector<AuxTerm> ExpertParallelModule::router_terms(const LayerOutput& states, const SequenceShard& shard) const {
   if (!states.balance.defined()) return {};

@@ -19,7 +19,6 @@ namespace megashard {
 /// Other parameters are sharded as without it.
 class ExpertParallelModule : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin {
  public:
-  std::vector<ShardedTensors> other_forms(const std::string& key, const ShardedTensor& tensor) const override;
   bool is_stack_of_matrices(const std::string& name) const override;
 
  protected:

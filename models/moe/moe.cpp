@@ -9,6 +9,8 @@
 
 #include <utility>
 
+#include "models/moe/expert_forms.h"
+
 namespace megashard {
 namespace {
 
@@ -70,6 +72,13 @@ class ExpertsPart final : public PartSpec {
     auto names = spec_.router->names_in_fp32();
     for (auto& each : names) each.insert(0, "gate.");
     return names;
+  }
+  std::vector<WeightGroup> weight_forms(const std::string& path, const WeightFiles& files) const override {
+    const ExpertSizes sizes{.experts = spec_.moe.num_experts,
+                            .hidden = spec_.hidden_size,
+                            .intermediate = spec_.expert.intermediate_size,
+                            .gated = spec_.expert.gated};
+    return {expert_forms(path + "experts.", sizes, files.experts)};
   }
   std::string norm_before() const override { return "mlp_norm"; }
 

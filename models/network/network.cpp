@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include "models/layers/attention.h"
 #include "models/layers/mlp.h"
@@ -118,6 +119,17 @@ bool keeps_fp32(const Network& network, const std::string& name) {
     }
   }
   return false;
+}
+
+WeightMap weight_map(const Network& network, const std::string& layers, const WeightFiles& files) {
+  WeightMap map{.renamings = files.renamings};
+  for (size_t i = 0; i < network.layers.size(); ++i) {
+    for (const auto& branch : network.layers[i].branches) {
+      auto groups = branch.part->weight_forms(layers + std::to_string(i) + "." + branch.name + ".", files);
+      std::ranges::move(groups, std::back_inserter(map.groups));
+    }
+  }
+  return map;
 }
 
 double training_flops(const Network& network, int64_t sequences, int64_t sequence_length) {

@@ -68,6 +68,9 @@ void for_each_part(const Network& network, const std::function<void(const PartSp
 /// True for a parameter or buffer that a part keeps in fp32; `name`: its path from a layer's list: "3.mlp.gate.weight".
 bool keeps_fp32(const Network& network, const std::string& name);
 
+/// How files have the layers' weights; `layers`: path of the list, with its dot.
+WeightMap weight_map(const Network& network, const std::string& layers, const WeightFiles& files);
+
 /// Floating-point operations of forward and backward of `sequences` sequences, as Megatron counts them: recompute is
 /// not counted, and attention's scores only where the mask and the window allow them.
 double training_flops(const Network& network, int64_t sequences, int64_t sequence_length);

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import megashard
-from megashard import mock_samples
+from megashard import by_expert, mock_samples
 
 EXPERTS, CHOSEN, LENGTH, BATCH, WORDS = 8, 2, 16, 8, 100
 # One step of plain SGD at rate 1: the weights change by the gradients.
@@ -87,21 +87,6 @@ def reference(folder, model):
     return step
 
 
-def published(gradients):
-    """Under the names of files, where experts are by themselves."""
-    for name, value in gradients.items():
-        if name.endswith("experts.gate_up_proj"):
-            for i, expert in enumerate(value):
-                gate, up = expert.chunk(2)
-                stem = name.removesuffix("gate_up_proj") + str(i)
-                yield from ((f"{stem}.gate_proj.weight", gate), (f"{stem}.up_proj.weight", up))
-        elif name.endswith("experts.down_proj"):
-            for i, expert in enumerate(value):
-                yield f"{name.removesuffix('down_proj')}{i}.down_proj.weight", expert
-        else:
-            yield name, value
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_and_log_are_megatrons(folder, model, reference, case):
     losses, ranks, more = CASES[case]
@@ -119,7 +104,7 @@ def test_gradients_and_log_are_megatrons(folder, model, reference, case):
             assert float(shown) == pytest.approx(told[name], rel=1e-5)
     assert "and not by transformers', for which config.json says router_aux_loss_coef 0.3" in out
     before, after = load_file(model / "model.safetensors"), load_file(written / "model.safetensors")
-    for name, gradient in published(gradients):
+    for name, gradient in by_expert(gradients).items():
         difference = before[name] - after[name]
         # Differences of weights of about 1 in fp32.
         assert (difference - gradient).abs().max() <= 2e-5 * max(1, gradient.abs().max().item()), name

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import (AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM,
@@ -11,7 +12,7 @@ from transformers import (AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextCon
                           Qwen3MoeForCausalLM)
 
 import megashard
-from megashard import INTEROP, LAYERS, TRACKER, USAGE, convert, losses, mock_samples, run
+from megashard import INTEROP, LAYERS, TRACKER, USAGE, by_expert, convert, losses, mock_samples, run
 from test_models import CASES
 
 TRAINING = ("--mock-data --seq-length 16 --micro-batch-size 1 --global-batch-size 4 --lr 1e-2 --eval-iters 1 "
@@ -39,7 +40,7 @@ def step_weights(save, step=None):
 
 
 def check_weights(written, save):
-    ours, step = load_file(written / "model.safetensors"), step_weights(save)
+    ours, step = load_file(written / "model.safetensors"), by_expert(step_weights(save))
     if "lm_head.weight" not in ours:  # tied: a step has it under both names
         assert step.pop("lm_head.weight").equal(step["model.embed_tokens.weight"])
     assert sorted(ours) == sorted(step)
@@ -151,6 +152,21 @@ def test_experts_by_themselves_and_stacked(tmp_path):
         gate, up, down = (written[False][f"{one}{expert}.{name}_proj.weight"] for name in ("gate", "up", "down"))
         assert torch.equal(written[True][one + "gate_up_proj"][expert], torch.cat([gate, up]))
         assert torch.equal(written[True][one + "down_proj"][expert], down)
+    ours = step_weights(tmp_path / "save_False")
+    packed = {name: value.flatten(1, 2) if value.dim() == 4 else value for name, value in ours.items()}
+    from_ours, _ = pretrain(tmp_path, "--hf-model", tmp_path / "source_False", "--train-iters", 1, "--finetune",
+                            "--load", tmp_path / "save_False")
+    for form, weights in (("separate", by_expert(ours)), ("packed", packed)):  # of earlier versions; of PyTorch
+        step, target = tmp_path / form / "iter_0000002", tmp_path / f"of_{form}"
+        dcp.save({"model": weights}, checkpoint_id=str(step), no_dist=True)
+        (tmp_path / form / TRACKER).write_text("2")
+        from_step, _ = pretrain(tmp_path, "--hf-model", tmp_path / "source_False", "--train-iters", 1, "--finetune",
+                                "--load", tmp_path / form)
+        assert from_step == from_ours
+        convert("dcp_to_hf", "--load-dir", step, "--save-dir", target, "--model-assets-dir", tmp_path / "source_False")
+        again = read_weights(target)
+        assert sorted(again) == sorted(by_expert(ours))
+        assert all(torch.equal(again[name], value) for name, value in by_expert(ours).items())
 
 
 @pytest.mark.parametrize("name, flags", [

@@ -106,8 +106,8 @@ TEST_P(ExpertForms, WhatIsWrittenIsAsInTransformers) {
     const auto all = group(gated);
     const auto& form = all.forms.front();
     Files written;
-    write(written, form, all.tensors[0], ShardedTensor::replicated(weights.up));
-    write(written, form, all.tensors[1], ShardedTensor::replicated(weights.down));
+    write(written, form, all.tensors[0].name, ShardedTensor::replicated(weights.up));
+    write(written, form, all.tensors[1].name, ShardedTensor::replicated(weights.down));
     const auto wanted = expected(form.kind, weights);
     ASSERT_EQ(written.size(), wanted.size());
     for (const auto& [name, tensor] : wanted) expect_same(written.at(name), tensor, name);
@@ -121,7 +121,7 @@ TEST_P(ExpertForms, EveryShardReadsAndWritesItsOwn) {
   const auto files = expected(form.kind, weights);
   for (const auto& box : kBoxes) {
     for (const bool is_up : {true, false}) {
-      const auto& tensor = all.tensors[is_up ? 0 : 1];
+      const auto& tensor = all.tensors[is_up ? 0 : 1].name;
       const auto shard = is_up ? shard_of(weights.up, box.up_offsets, box.up_sizes)
                                : shard_of(weights.down, box.down_offsets, box.down_sizes);
       const auto what = form.kind + ", " + box.what + " of " + tensor;
