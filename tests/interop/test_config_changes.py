@@ -49,7 +49,7 @@ def place(folder, number, family, change):
 
 
 def by_transformers(folder, inputs):
-    """(loss, norm of the gradient), or the reason why there is none."""
+    """(loss, norm of the gradient), or the reason of the failure."""
     try:
         model, notes = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
         strange = [str(name) for kind in ("missing_keys", "mismatched_keys", "unexpected_keys")
@@ -86,7 +86,7 @@ def keys_of(change):
 
 
 def fault(change, wanted, ours, told=""):
-    """The fault of our answer; None if it is right."""
+    """The mistake in our result; None if it is right."""
     if isinstance(ours, str):
         names = [*keys_of(change), "weights"]
         return None if any(name in ours for name in names) else f"the error names none of {names}: {ours[:300]}"

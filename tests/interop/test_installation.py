@@ -1,4 +1,4 @@
-"""What is built outside the tree against an installed megashard: the program of docs/user_models.md, and models for
+"""Programs built outside the tree against an installed megashard: that of docs/user_models.md, and models for
 --model-plugin."""
 import json
 import os
@@ -34,7 +34,7 @@ def flags_of(packages, folder):
 
 
 def test_what_is_installed_is_what_the_setup_builds():
-    """`meson install --no-rebuild` behind launch/setup, which builds no tests, finds all files."""
+    """`meson install --no-rebuild` after launch/setup, which builds no tests, finds all files."""
     targets = re.search(r"\|\| targets=\((.*)\)", (ROOT / "launch" / "setup").read_text())[1].split()
     built = set()
     for tool in ("query", "inputs"):  # what the targets name, and what that needs

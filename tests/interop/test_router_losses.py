@@ -88,7 +88,7 @@ def reference(folder, model):
 
 
 def published(gradients):
-    """Under the names of files, where experts are by themselves."""
+    """Under the names of files, with separate experts."""
     for name, value in gradients.items():
         if name.endswith("experts.gate_up_proj"):
             for i, expert in enumerate(value):

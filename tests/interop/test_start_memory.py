@@ -1,5 +1,5 @@
-"""Memory of processes: of a start, constructed on meta, where each of 4 ranks needs at most 0.4 of what the whole model
-takes; and of a long sequence, which two ranks that share it can hold."""
+"""Memory of processes: a start on the meta device, where each of 4 ranks needs at most 0.4 of the whole model; and a
+long sequence that needs two ranks."""
 import resource
 
 import megashard

@@ -58,7 +58,7 @@ def first_line(on):
 
 
 def run_mode(mode, wanted, on, output, scratch, deadline, first):
-    """Runs a mode's wanted lines, behind the line `first` if there is one; returns (passed, failed, skipped)."""
+    """Runs a mode's wanted lines, after the line `first` if there is one; returns (passed, failed, skipped)."""
     print(f"==> {mode}", flush=True)
     report = Report(mode, on, output)
     log = output / f"{mode}.log"

@@ -70,7 +70,7 @@ def sized(name, machine):
 
 
 def filling(name, machine, sequence, microbatches):
-    """The model of that size, so many tokens at once that they fill a large GPU: what its speed is judged by."""
+    """The model of that size with a micro batch that fills a large GPU, for speed."""
     model = sized(name, machine)
     if machine.dry_run:
         return model

@@ -69,7 +69,7 @@ class Smoke:
         yield 1, list(self.sanitizers())
 
     def train(self, strategy, suffix="", *, on_cpu=False, same_as="", tolerance=0, flags=(), environment=None):
-        """A line of that strategy, compared with the line `same_as`; on the CPU, what others are compared with."""
+        """A line of that strategy, compared with the line `same_as`; on the CPU, the reference of others."""
         model = TINY if self.machine.dry_run else SMALL
         model = dataclasses.replace(model, global_batch=model.micro_batch * strategy.microbatches)
         judge = (lambda steps, _: {"loss": steps[-1]["loss"]}) if on_cpu else self.training.same_as(same_as, tolerance)

@@ -343,7 +343,7 @@ def test_the_help_is_whole(program):
 
 
 def kinds_of_flags(help_text):
-    """By flag: what stands behind it in --help, "" behind a switch. Of those that have an effect."""
+    """By flag: its value's name in --help, "" for a switch. Only flags with an effect."""
     understood = help_text.partition("\naccepted, without effect here:\n")[0]
     return dict(re.findall(r"^  (--[a-z0-9-]+)(?: ([^ ,\n]+).*)?,?$", understood, re.MULTILINE))
 
@@ -362,7 +362,7 @@ def test_every_flag_says_what_it_takes():
 
 
 def test_the_help_of_other_programs_is_alike():
-    """Of those whose flags a library reads: its rules of a value are not told as it writes them."""
+    """Programs whose flags a library reads: help does not show the library's notation of rules."""
     for words in (["convert", "dcp_to_hf"], ["inspect"], ["launch"], ["report"]):
         text = run(*words, "--help").stdout
         assert not re.search(r"REQUIRED|[A-Z]:[A-Z]|kb\(|\.\.\. \.\.\.| x \d", text.split("\n", 3)[3]), text

@@ -1,4 +1,4 @@
-"""FSDP2 files that are wrong, contradict themselves, or say what has no effect."""
+"""FSDP2 files that are wrong, contradict themselves, or have keys without effect."""
 import pytest
 
 from megashard import USAGE
