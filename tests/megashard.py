@@ -24,7 +24,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 FAILURE, USAGE = 1, 2  # exit codes
 LAYERS = "sub_modules_to_wrap: ['model.layers.{*}']\n"
 NO_DROPOUT = "--attention-dropout 0 --hidden-dropout 0".split()
-RUN = "--use-torch-fsdp2 --ckpt-format torch_dcp --eval-iters 0"  # what most trainings of the tests have in common
+RUN = "--use-torch-fsdp2 --ckpt-format torch_dcp --eval-iters 0"  # flags of most trainings in tests
 
 
 def environment(**variables):

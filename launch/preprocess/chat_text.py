@@ -4,7 +4,7 @@ import re
 
 from preprocess_input import RecordError
 
-# Further kinds of reports, besides those of conversation_forms.py.
+# Kinds of reports in addition to those of conversation_forms.py.
 DROPPED = "the chat template does not write"
 ANSWERS = "--training-form: answers differ from how the chat template repeats them later"
 QUIET = {"role", "content", "tool_call_id"}  # an id is not expected in the text
@@ -135,7 +135,7 @@ class ChatText:
             def cut(some):
                 return [{name: value for name, value in message.items() if name != key} if i in some else message
                         for i, message in enumerate(messages)]
-            one_by_one = len(of) > 1 and not self.training_form  # the training form writes all answers alike
+            one_by_one = len(of) > 1 and not self.training_form  # the training form renders all answers in the same way
             lost = of if without(cut(of)) else [i for i in of if one_by_one and without(cut({i}))]
             told += [(DROPPED, repr(key), "message")] * len(lost)
         for i in self.unwritten(where, conversation):

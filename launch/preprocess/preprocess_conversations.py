@@ -187,7 +187,7 @@ def form_and_jobs(arguments, jobs):
     raise InputError("the input holds no conversation; check --input")
 
 
-# Settings that determine a set's tokens and pixels, besides the files (--skip-bad-records does not change them).
+# Flags that determine a set's tokens and pixels (--skip-bad-records does not change them).
 RECORDED = ("conversation_form", "template", "columns", "cutoff_length", "image_max_pixels", "image_min_pixels",
             "video_fps", "video_num_frames", "max_length", "max_samples", "mask_history", "training_form",
             "learn_questions", "strip_text")

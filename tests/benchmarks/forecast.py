@@ -34,7 +34,7 @@ MULTIPROCESSORS = 132
 TILES = {(128, 256): 1.0, (256, 128): 1.0, (128, 128): 0.9}  # of products, and their relative rate; assumed
 PIECES = (1, 2, 4, 8)  # that a product's depth may be split into
 TILE_START = 256  # depth that beginning and ending a tile costs; assumed
-ATTENTION_START = 512  # keys, likewise; assumed
+ATTENTION_START = 512  # keys, in the same way; assumed
 KERNEL_START_S = 1.5e-6  # between two kernels of a stream; assumed
 HOST_LAUNCH_S = 6e-6  # operator, autograd node, allocation and launch, in C++; assumed
 

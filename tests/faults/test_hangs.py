@@ -123,7 +123,7 @@ def in_save(run, launcher, process):
 
 def in_evaluation(run, launcher, process):
     wait_until(lambda: len(run.steps()) >= 4, launcher, "step")
-    time.sleep(0.2)  # between the steps there is nothing but evaluation
+    time.sleep(0.2)  # between the steps there is only evaluation
 
 
 def in_a_step(after):
@@ -182,7 +182,7 @@ class Hang:
     def resume(self):
         """The same command resumes with the bits of an undisturbed run."""
         before = self.run.steps()
-        if self.run.flags[:2] == LONG[:2]:  # until some steps behind the hang
+        if self.run.flags[:2] == LONG[:2]:  # until some steps after the hang
             self.run.flags += ["--exit-interval", str((max(before) // 5 + 2) * 5)]
         for save in ("save", "undisturbed"):
             with self.run.started(save) as launcher:

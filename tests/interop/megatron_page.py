@@ -52,7 +52,7 @@ def item(text):
 def lists():
     """The text after the mark."""
     entries = list(help_entries())
-    known = {IGNORED: {}, REFUSED: {}, "works": {}}  # of a kind: what is said of a flag, by its spellings
+    known = {IGNORED: {}, REFUSED: {}, "works": {}}  # by kind: text of a flag, by its spellings
     for group, flags, below in entries:
         kind = group if group in known else "works"
         for flag in flags_in(flags):

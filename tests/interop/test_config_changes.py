@@ -128,7 +128,7 @@ def bare(weights):
     return {name.removeprefix("model."): tensor for name, tensor in weights.items()}
 
 
-FILES = {  # a family, a change of config.json, what becomes of the weights, and our error; None: transformers' loss
+FILES = {  # family, change of config.json, change of the weights, our error; None: transformers' loss
     "names of a decoder without a head": ("qwen2_tied", {}, bare, None),
     "a head that is the embeddings": ("qwen2_tied", {}, lambda weights: weights | {
         "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, None),

@@ -103,7 +103,7 @@ ASKED, SAID = {"role": "user", "content": "ask"}, {"role": "assistant", "content
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": {}}}]}
 RESULT = {"role": "tool", "tool_call_id": "1", "name": "look", "content": "sun"}
 PLAIN = TEMPLATE.replace("m.tool_calls or []", "[]").replace("{% if tools %}", "{% if false %}")
-NOTICES = {  # template, records, what is told
+NOTICES = {  # template, records, notices
     "nothing": (TEMPLATE, [{"messages": [ASKED, CALL, RESULT, SAID], "tools": None}], ""),
     "keys of records": (TEMPLATE, [{"messages": [ASKED, SAID], "id": 1, "source": "x"}, {"messages": [ASKED, SAID],
                                                                                         "id": 2, "source": None}],

@@ -8,7 +8,7 @@ from lines import Failure
 
 SHOWN_KERNELS = 16
 ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
-LONG_GAP = 20  # microseconds; what lies between two kernels without a wait of the host is shorter
+LONG_GAP = 20  # microseconds; gaps between kernels without a host sync are shorter
 
 
 def device_figures(text, categories=ON_DEVICE):

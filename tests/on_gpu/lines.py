@@ -26,7 +26,7 @@ class Line:
     command: list
     limit: float  # seconds
     environment: dict  # whole
-    judge: Callable[[str], dict] = lambda output: {}  # figures of what it left; throws Failure
+    judge: Callable[[str], dict] = lambda output: {}  # figures of its output; throws Failure
     obstacle: str = ""  # why it cannot run on this machine
     prepare: Callable[[], None] = lambda: None  # before it is run
     clean: Callable[[], None] = lambda: None  # afterwards, whatever became of it

@@ -9,7 +9,7 @@ from lines import Failure, Line
 from machine import PROGRAM, program_environment
 
 WARM_UP = 3  # steps that no speed is taken from
-GRAD_NORM_SLACK = 10  # a norm may differ by so many times what a loss may
+GRAD_NORM_SLACK = 10  # tolerance of a norm / tolerance of a loss
 
 
 def folder_name(name):

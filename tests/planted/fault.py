@@ -29,7 +29,7 @@ class Fault:
     instead: str
     tests: tuple
     also: tuple = ()  # further (text, instead) of the same file
-    users: tuple = ()  # of a header: all sources that use what is changed
+    users: tuple = ()  # for a header: all sources that use the changed text
 
     def changes(self):
         return ((self.text, self.instead), *self.also)

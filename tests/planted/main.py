@@ -21,7 +21,7 @@ from tables import FAULTS, SAMPLE
 
 SECONDS = 120  # of one run
 TREES = "160"  # random ones, of tests/differential
-# What the device calls its findings, and what they are called here.
+# The device's names of findings, and ours.
 KINDS = {
     "race: ": "race",
     "memory was handed out again too early": "memory handed out too early",

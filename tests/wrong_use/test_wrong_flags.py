@@ -39,7 +39,7 @@ CASES = {
         "--hidden-size 32 contradicts the model's config.json, which says 16"),
 }
 
-# What stands behind flags that are right.
+# Wrong flags, appended to correct ones.
 FLAGS = {
     # types
     "a fraction of a layer": ("--num-layers 1.5", '--num-layers takes a whole number, got "1.5"'),
@@ -148,7 +148,7 @@ FLAGS = {
     "half a rank": ("--context-parallel-size 0", "--context-parallel-size is 0; it must be positive"),
     "sequences on ranks that are not there": ("--context-parallel-size 2",
                                               "world size 1 is not divisible by --context-parallel-size 2"),
-    # what needs another, and what excludes it
+    # flags that need or exclude another one
     "saving never": ("--save {folder}/never", "--save {folder}/never needs --save-interval"),
     "saving nowhere": ("--save-interval 5", "--save-interval 5 needs --save, the folder for checkpoints"),
     "a step of nothing": ("--ckpt-step 5", "--ckpt-step 5 needs --load"),
@@ -233,7 +233,7 @@ def test_ends_in_one_message(folder, name):
 def test_an_argument_file(name, tmp_path):
     text, message = YAML[name]
     (tmp_path / "file.yaml").write_text(text)
-    # The command line wins over what is right in the file.
+    # The command line overrides the file.
     check((["pretrain", f"{tmp_path}/file.yaml", *GOOD[1:]], USAGE, message))
 
 
