@@ -1,4 +1,4 @@
-"""The fenced blocks of the pages, and the marks above them that say which test runs a block, or why none does."""
+"""Fenced blocks of the pages, and the marks above them: the test that runs a block, or why none does."""
 import re
 from typing import NamedTuple
 

@@ -24,7 +24,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 FAILURE, USAGE = 1, 2  # exit codes
 LAYERS = "sub_modules_to_wrap: ['model.layers.{*}']\n"
 NO_DROPOUT = "--attention-dropout 0 --hidden-dropout 0".split()
-RUN = "--use-torch-fsdp2 --ckpt-format torch_dcp --eval-iters 0"  # what most trainings of the tests have in common
+RUN = "--use-torch-fsdp2 --ckpt-format torch_dcp --eval-iters 0"  # flags of most trainings in tests
 
 
 def environment(**variables):
@@ -34,7 +34,7 @@ def environment(**variables):
 
 
 def run(*command, expect=0, timeout=120, env=None, **options):
-    """Runs it to its end. expect: the exit code that it must have, None if any will do."""
+    """Runs a command to its end. expect: the required exit code, None: any."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=timeout,
                           stdin=subprocess.DEVNULL, env=env or environment(), **options)
     assert expect in (None, done.returncode), f"exit code {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-4000:]}"
@@ -64,8 +64,8 @@ def with_defaults(flags, defaults):
 
 
 def pretrain(folder, *flags, ranks=1, defaults=RUN, config=LAYERS, expect=0, **options):
-    """Trains in `folder`. config: the FSDP2 file's text, None: no file. The metrics, one dict a step, and what it
-    printed."""
+    """Trains in `folder`. config: the FSDP2 file's text, None: no file. Returns the metrics, one dict a step, and the
+    output."""
     file = []
     if config is not None:
         (folder / "fsdp2.yaml").write_text(config)
@@ -79,7 +79,7 @@ def pretrain(folder, *flags, ranks=1, defaults=RUN, config=LAYERS, expect=0, **o
 
 
 def train_dump(jobs, device="cpu"):
-    """Our side of the comparisons: trains what train_dump.cpp reads of that file."""
+    """Our side of the comparisons: runs train_dump on that job file."""
     run(INTEROP / "train_dump", jobs, timeout=900, env=environment(MEGASHARD_TEST_DEVICE=device))
 
 

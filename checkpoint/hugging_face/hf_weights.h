@@ -31,7 +31,7 @@ std::unique_ptr<CheckpointReader> open_safetensors(const std::string& path);
 /// begins with `where`, its path, if it is invalid or names a file outside its folder.
 std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& where);
 
-/// Writes the files of plan_hf_files, an index if there are several, and what `options.beside` writes. Calls `data` for
+/// Writes the files of plan_hf_files, an index if there are several, and calls `options.beside`. Calls `data` for
 /// one tensor at a time, so memory is bounded by the largest. Creates the directory. Replaces weights of an earlier
 /// save without mixing (HfFolderWriter describes the state after a failure).
 void save_hf_weights(const std::string& directory, const std::vector<TensorInfo>& tensors,

@@ -34,9 +34,8 @@ class AsyncSaver {
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
   /// Waits for the previous save, copies the tensors (on a GPU: see before_changes()) and returns. `name` is used in
-  /// messages: "iteration 10". Later errors are thrown by the next start() or wait() on every rank. Before that throws
-  /// or returns, it calls `afterwards` on the caller's thread once the save has ended, successfully or not, to report
-  /// what `write` has noticed.
+  /// messages: "iteration 10". The next start() or wait() first calls `afterwards` on its thread, once the save has
+  /// ended, successfully or not, to report notices of `write`; then it throws its error, if any, on every rank.
   void start(const std::string& name, const ShardedTensors& tensors, Write write,
              std::function<void()> afterwards = {});
   /// Call before changing tensors of the current save on a GPU: the current stream waits for their copies. Does not

@@ -37,7 +37,7 @@ inline constexpr const char* kRngStateShard = "rng_state/shard_";
 inline constexpr const char* kAllRanks = "0.0_1.1";
 /// End of the ShardedObject key of a module's _extra_state, before "<layer>_<layers>".
 inline constexpr const char* kExtraStateShard = "_extra_state/shard_";
-/// Key of common.pt that tells Megatron how to read the rest.
+/// Key of common.pt with Megatron's description of the other keys.
 inline constexpr const char* kContentMetadata = "content_metadata";
 
 /// Location of a tensor in a torch_dist folder: under its own key, or as one row of a stack.

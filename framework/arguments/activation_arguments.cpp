@@ -92,10 +92,10 @@ void add_activation_options(std::vector<Option>& rows) {
             "the same as --recompute-granularity selective");
   group.choice("--recompute-granularity", &A::recompute_granularity, kFree,
                {{"full", RecomputeGranularity::kFull}, {"selective", RecomputeGranularity::kSelective}},
-               "full: whole layers are computed again in backward; selective: --recompute-modules");
+               "full: recompute whole layers in backward; selective: --recompute-modules");
   group.choice("--recompute-method", &A::recompute_method, kFree,
                {{"uniform", RecomputeMethod::kUniform}, {"block", RecomputeMethod::kBlock}},
-               "of full: uniform recomputes all layers, block the first --recompute-num-layers");
+               "with full: uniform recomputes all layers, block the first --recompute-num-layers");
   group.add("--recompute-num-layers", &A::recompute_num_layers, kFree, "see --recompute-method");
   group.add("--recompute-modules", &A::recompute_modules, kFree, "of selective; unset: core_attn")
       .one_of({"core_attn", "mlp", "moe"})
@@ -105,7 +105,7 @@ void add_activation_options(std::vector<Option>& rows) {
       .refuse_values({"mla_up_proj"}, "no model here has multi-latent attention");
   group
       .add("--cpu-offloading-num-layers", &A::cpu_offloading_num_layers, kFree,
-           "keep the activations of the first so many layers in host memory until backward")
+           "number of first layers whose activations stay in host memory until backward")
       .at_least(0);
   group.add("--fine-grained-activation-offloading", &A::fine_grained_activation_offloading, kFree,
             "keep the activations of --offload-modules in host memory until backward");

@@ -37,7 +37,7 @@ void add_checkpoint_options(std::vector<Option>& rows) {
       .alias("--async-save-ckpt");
   saving
       .add("--max-failed-saves", &A::max_failed_saves, kFree,
-           "end training when so many saves in a row have failed; before, it goes on with the older checkpoints")
+           "end training after this many failed saves in a row; until then it continues with the older checkpoints")
       .above(0);
   saving.add("--most-recent-k", &A::most_recent_k, kFree, "keep the newest so many checkpoints of --save; unset: all")
       .alias("--keep-last-checkpoints")
@@ -54,7 +54,7 @@ void add_checkpoint_options(std::vector<Option>& rows) {
              "complete");
   group
       .add("--load", &A::load, kFree,
-           "folder with checkpoints, or one step's (DIR/best: of --save-best); beats the weights of --hf-model")
+           "folder of checkpoints, or of one step (DIR/best: of --save-best); replaces the weights of --hf-model")
       .shown_as("DIR");
   saving.add("--no-save-optim", &A::no_save_optim, kFree, "leave the optimizer out");
   saving.add("--no-save-rng", &A::no_save_rng, kFree, "leave random states out");
@@ -68,12 +68,11 @@ void add_checkpoint_options(std::vector<Option>& rows) {
   group.add("--ckpt-step", &A::ckpt_step, kFree, "load this iteration instead of the latest").at_least(0);
   group
       .add("--no-verify-checkpoint", &A::verify_checkpoint, kFree,
-           "compare only lengths before loading a checkpoint, and not the checksums of all its "
-           "bytes")
+           "before loading a checkpoint compare file lengths only, not checksums")
       .turns_off()
       .named("verify_checkpoint");
   group.add("--use-checkpoint-args", &A::use_checkpoint_args, kFree,
-            "network, dropouts, sequence length and tokenizer of the checkpoint, where not given");
+            "take network, dropouts, sequence length and tokenizer from the checkpoint if their flags are not given");
   group.choice(
       "--dist-ckpt-strictness", &A::dist_ckpt_strictness, kFree,
       {{"assume_ok_unexpected", StrictHandling::kAssumeOkUnexpected},
@@ -84,12 +83,11 @@ void add_checkpoint_options(std::vector<Option>& rows) {
        {"return_unexpected", StrictHandling::kReturnUnexpected},
        {"return_all", StrictHandling::kReturnAll},
        {"ignore_all", StrictHandling::kIgnoreAll}},
-      "names that only the checkpoint or only the run has: raise_* refuses them, log_* and return_* tell them, "
-      "ignore_all and assume_ok_* say nothing; unset: raise_all");
-  group.add("--exit-on-missing-checkpoint", &A::exit_on_missing_checkpoint, kFree,
-            "an error when --load has no checkpoint");
+      "names that only the checkpoint or only the run has: raise_* fails, log_* and return_* log them, ignore_all and "
+      "assume_ok_* ignore them; unset: raise_all");
+  group.add("--exit-on-missing-checkpoint", &A::exit_on_missing_checkpoint, kFree, "fail if --load has no checkpoint");
   group.add("--auto-detect-ckpt-format", &A::auto_detect_ckpt_format, kFree,
-            "load a checkpoint of either format; without it, of --ckpt-format only");
+            "load a checkpoint of either format, not only of --ckpt-format");
   const auto refuse_formats = [](Option& option) {
     option
         .refuse_values({"zarr"}, "it is not part of this program, and Megatron gave it up; use torch_dist or "
@@ -103,7 +101,7 @@ void add_checkpoint_options(std::vector<Option>& rows) {
                    {{"torch_dist", CheckpointFormat::kTorchDist}, {"torch_dcp", CheckpointFormat::kTorchDcp}},
                    "format of checkpoints, saved and loaded"));
   saving.add("--ckpt-bare-names", &A::ckpt_bare_names, kFree,
-             "torch_dcp steps have the weights at the top, lm_head.weight and not model.lm_head.weight: as PyTorch's "
+             "write the weights of torch_dcp steps without the prefix model. (lm_head.weight), as PyTorch's "
              "dcp.save(model.state_dict()) and ROLL");
   refuse_formats(
       saving.choice("--ckpt-convert-format", &A::ckpt_convert_format, kFree,
@@ -111,7 +109,7 @@ void add_checkpoint_options(std::vector<Option>& rows) {
                     "save the checkpoint of --load again in this format, and exit"));
   saving
       .add("--ckpt-convert-save", &A::ckpt_convert_save, kFree,
-           "with --ckpt-convert-format: the folder that gets DIR/torch_dist or DIR/torch_dcp")
+           "with --ckpt-convert-format: the folder in which DIR/torch_dist or DIR/torch_dcp is written")
       .shown_as("DIR");
   saving
       .add("--save-hf", &A::save_hf, kFree,

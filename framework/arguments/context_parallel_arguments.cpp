@@ -96,19 +96,19 @@ void add_context_parallel_options(std::vector<Option>& rows) {
   group.add("--context-parallel-size", &A::context_parallel_size, kFree, "ranks that share each sequence").above(0);
   group
       .add("--context-parallel-algo", &A::context_parallel_algo, kFree,
-           "how: each rank has some attention heads (ulysses), keys and values travel in a ring (megatron), or both "
+           "each rank has some attention heads (ulysses), keys and values are sent around a ring (megatron), or both "
            "(hybrid); unset: ulysses_cp_algo")
       .one_of({kUlysses, kRing, kHybrid, kGatheredKeys})
       .refuse_values({"adaptive_cp_algo", "hybrid_adaptive_cp_algo"},
                      "the way of the keys does not follow the mask here; use megatron_cp_algo or hybrid_cp_algo");
   group
       .add("--cp-comm-type", &A::cp_comm_type, kFree,
-           "Megatron's way to say it: a2a, p2p or a2a+p2p; all_gather is done as p2p")
+           "Megatron's name of --context-parallel-algo: a2a, p2p or a2a+p2p; all_gather runs as p2p")
       .one_of({"p2p", "a2a", "a2a+p2p", "all_gather", "allgather"});
   group.add("--ulysses-degree-in-cp", &A::ulysses_degree_in_cp, kFree, "of hybrid_cp_algo: ranks that share heads")
       .above(0);
   group.add("--hierarchical-context-parallel-sizes", &A::hierarchical_context_parallel_sizes, kFree,
-            "Megatron's way to say it: ranks that share heads, and places of the ring");
+            "for a2a+p2p: ranks that share heads, and places of the ring");
 }
 
 void validate_context_parallel(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink,

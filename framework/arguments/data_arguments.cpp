@@ -49,7 +49,7 @@ void add_data(std::vector<Option>& rows) {
       .named("shuffle_conversations");
   training
       .add("--neat-packing", &A::neat_packing, kReport,
-           "whole conversations fill a sample up to --seq-length, and see nothing of each other")
+           "pack whole conversations into samples of up to --seq-length, without attention between them")
       .alias("--neat-pack");
   group.add("--num-workers", &A::num_workers, kFree, "batches that are prepared ahead, by one thread; at least one")
       .at_least(0);
@@ -66,7 +66,7 @@ void add_tokenizer(std::vector<Option>& rows) {
               {{"NullTokenizer", TokenizerType::kNull},
                {"HuggingFaceTokenizer", TokenizerType::kHuggingFace},
                {"GPT2BPETokenizer", TokenizerType::kGpt2Bpe}},
-              "training reads tokens, so it only tells the end of a document: NullTokenizer: token number "
+              "sets only the end-of-document token, since training reads tokens: NullTokenizer: token number "
               "--vocab-size; HuggingFaceTokenizer: the eos_token of --tokenizer-model; GPT2BPETokenizer: "
               "<|endoftext|> of --vocab-file")
       .refuse_values(
@@ -81,12 +81,13 @@ void add_tokenizer(std::vector<Option>& rows) {
       .taken_from_checkpoint();
   group
       .add("--vocab-size", &A::vocab_size, kReport,
-           "tokens, needed without --hf-model and --vocab-file; NullTokenizer adds one for the end of a document")
+           "number of tokens, required without --hf-model and --vocab-file; NullTokenizer adds one for the end of a "
+           "document")
       .above(0)
       .taken_from_checkpoint();
   group.add("--vocab-extra-ids", &A::vocab_extra_ids, kReport, "further tokens").at_least(0).taken_from_checkpoint();
   group.add("--padded-vocab-size", &A::padded_vocab_size, kMustMatch,
-            "tokens with padding; unset: by --make-vocab-size-divisible-by");
+            "number of tokens with padding; unset: by --make-vocab-size-divisible-by");
   group.add("--vocab-file", &A::vocab_file, kReport, "vocab.json of a GPT-2 tokenizer, whose tokens are counted")
       .shown_as("FILE");
   group.without_effect("--merge-file", 1, "training reads tokens; a merge file is for preprocessing");

@@ -16,7 +16,7 @@ void add_expert_options(std::vector<Option>& rows) {
               {{"aux_loss", RouterBalance::kMicrobatch},
                {"seq_aux_loss", RouterBalance::kSequence},
                {"none", RouterBalance::kNone}},
-              "over what --moe-aux-loss-coeff evens out the use of experts: a microbatch, each sequence, nothing")
+              "what the loss of --moe-aux-loss-coeff is computed over: a microbatch, each sequence, or nothing")
       .nargs_of(Option::kAnyNumber)
       .refuse_values({"global_aux_loss"}, "balance is over a microbatch or a sequence of a rank; use aux_loss or "
                                           "seq_aux_loss")

@@ -23,7 +23,7 @@ void add_source(std::vector<Option>& rows) {
       .shown_as("FILE");
   group
       .add("--model", &A::model, kFree,
-           "registered model; unset: what --hf-model's config.json names, or the flags' network")
+           "name of a registered model; unset: the family of --hf-model's config.json, or the network of flags")
       .shown_as("NAME");
   group
       .add("--mm-model", &A::mm_model, kFree,
@@ -41,20 +41,20 @@ void add_initialization(std::vector<Option>& rows) {
   OptionGroup group("initialization", rows);
   group.add("--seed", &A::seed, kReport, "of weights, dropout and data order");
   group.add("--data-parallel-random-init", &A::data_parallel_random_init, kFree,
-            "other random numbers on each data parallel rank");
+            "different random numbers on each data parallel rank");
   group.add("--init-method-std", &A::init_method_std, kFree, "standard deviation of fresh weights").at_least(0);
   group.add("--init-method-xavier-uniform", &A::init_method_xavier_uniform, kFree, "")
       .refuse("fresh weights are drawn from a normal distribution; leave it out and choose its width "
               "by --init-method-std");
   group
       .add("--no-initialization", &A::perform_initialization, kFree,
-           "leave weights unset: they are loaded, or drawn with --init-model-with-meta-device")
+           "do not initialise weights: they are loaded, or drawn with --init-model-with-meta-device")
       .turns_off()
       .named("perform_initialization");
   group.add("--use-cpu-initialization", &A::use_cpu_initialization, kFree, "")
       .no_effect("fresh weights are always drawn on the CPU");
   group.add("--init-model-with-meta-device", &A::init_model_with_meta_device, kFree,
-            "build without memory, shard, then fill each rank's part");
+            "construct on the meta device, shard, then initialise each rank's part");
 }
 
 void add_regularization(std::vector<Option>& rows) {
@@ -90,17 +90,17 @@ void add_precision(std::vector<Option>& rows) {
       .at_least(1);
   scaling
       .add("--hysteresis", &A::hysteresis, kReport,
-           "overflows until a dynamic loss scale is halved; counted anew when it is doubled")
+           "overflows until a dynamic loss scale is halved; the count restarts when it is doubled")
       .at_least(1);
   group.add("--downcast-to-bf16", &A::downcast_to_bf16, kReport,
-            "round the weights that are loaded to bf16 values; they stay stored as they are");
+            "round loaded weights to bf16 values; their dtype does not change");
   scaling.choice("--fp8-format", &A::fp8_format, kReport, {{"e4m3", Fp8Format::kE4m3}, {"hybrid", Fp8Format::kHybrid}},
-                 "linear layers but the output's compute in fp8: e4m3, or hybrid: gradients in e5m2");
+                 "compute linear layers except the output's in fp8: e4m3, or hybrid: gradients in e5m2");
   scaling
       .choice("--fp8-recipe", &A::fp8_recipe, kReport,
               {{"delayed", Fp8Recipe::kDelayed}, {"tensorwise", Fp8Recipe::kTensorwise}, {"mxfp8", Fp8Recipe::kMxfp8}},
-              "scales of --fp8-format: tensorwise: one a tensor, from its numbers of now; mxfp8: a power of two for "
-              "each 32 numbers")
+              "scales of --fp8-format: tensorwise: one per tensor, from its current values; mxfp8: a power of two per "
+              "32 numbers")
       .refuse_values({"blockwise", "custom"}, "there are tensorwise and mxfp8; use one of them");
   group.computed("params_dtype", &A::params_dtype);
   group.refused("--fp16-lm-cross-entropy", 0, "the loss is computed in fp32; leave it out");

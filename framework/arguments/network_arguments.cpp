@@ -86,18 +86,18 @@ void add_network_options(std::vector<Option>& rows) {
                {{"LayerNorm", Normalization::kLayerNorm}, {"RMSNorm", Normalization::kRmsNorm}}, "kind of norm");
   group.add("--norm-epsilon", &A::norm_epsilon, kReport, "epsilon of the norms").alias("--layernorm-epsilon").above(0);
   group.add("--apply-layernorm-1p", &A::apply_layernorm_1p, kMustMatch,
-            "norms multiply by 1 + weight, from weights of zero");
+            "norms multiply by 1 + weight; weights start at 0");
   group.add("--openai-gelu", &A::openai_gelu, kMustMatch, "GELU by tanh");
   group
       .add("--no-bias-gelu-fusion", &A::bias_gelu_fusion, kMustMatch,
-           "exact GELU; with biases Megatron's fused kernel computes it by tanh, and so does this program")
+           "exact GELU; otherwise with biases the tanh approximation of Megatron's fused kernel")
       .turns_off()
       .named("bias_gelu_fusion");
   group.add("--squared-relu", &A::squared_relu, kMustMatch, "squared ReLU in the MLP");
   group.add("--swiglu", &A::swiglu, kMustMatch, "gated SiLU in the MLP");
   group
       .add("--logits-at-once", &A::logits_at_once, kFree,
-           "compute the loss so many logits at a time; unset: 2^27 on a CPU, 2^28 on a GPU")
+           "number of logits that the loss holds at a time; unset: 2^27 on a CPU, 2^28 on a GPU")
       .above(0);
   group.add("--apply-tiled-mlp", &A::apply_tiled_mlp, kReport,
             "compute each MLP in pieces of the sequence, again in backward (ROLL)");
@@ -111,11 +111,10 @@ void add_network_options(std::vector<Option>& rows) {
   group.add("--lora-dropout", &A::lora_dropout, kReport, "dropout on the adapter's input").at_least(0).below(1);
   group
       .add("--lora-target-modules", &A::lora_target_modules, kMustMatch,
-           "linear layers that get them, by last name (q_proj v_proj ...); all-linear: all but "
-           "the output's")
+           "linear layers with adapters, by last name (q_proj v_proj ...); all-linear: all except the output's")
       .shown_as("NAME");
   group.add("--untie-embeddings-and-output-weights", &A::untie_embeddings_and_output_weights, kMustMatch,
-            "the output layer has weights of its own");
+            "separate weights for the embedding and the output layer");
   group.add("--disable-bias-linear", &A::add_bias_linear, kMustMatch, "no biases in linear layers")
       .turns_off()
       .named("add_bias_linear");
@@ -123,7 +122,7 @@ void add_network_options(std::vector<Option>& rows) {
   group.add("--qk-layernorm", &A::qk_layernorm, kMustMatch, "norms on queries and keys");
   group
       .add("--no-position-embedding", &A::add_position_embedding, kReport,
-           "no learned positions, which goes with rope and none")
+           "no learned positions; only with rope or none")
       .turns_off()
       .named("add_position_embedding");
   group.refused("--apply-residual-connection-post-layernorm", 0,

@@ -18,15 +18,15 @@ void add_optimizer(std::vector<Option>& rows) {
   OptionGroup saved("optimizer", rows, {.pretrain_only = true, .in_scheduler_state = true});
   group
       .choice("--optimizer", &A::optimizer, kReport, kOptimizerKinds,
-              "adam is AdamW; muon steps matrices, and AdamW what is none")
+              "adam is AdamW; muon updates matrices, and AdamW all other parameters")
       .refuse_values({"dist_muon"}, "muon shards its states and shares its work as they are; use muon");
   group
       .add("--optimizer-selection", &A::optimizer_selection, kFree,
-           "MindSpeed-MM's choice of AdamW; all that are accepted mean a fused one")
+           "MindSpeed-MM's variants of AdamW; all accepted values mean fused AdamW")
       .one_of({"fused_adamw", "fused_torch_adamw"})
       .no_effect("both mean a fused AdamW, which is always used");
   saved.add("--weight-decay", &A::weight_decay, kReport,
-            "decoupled, but with sgd added to the gradient; biases and 1-D parameters have none");
+            "decoupled, with sgd added to the gradient; biases and 1-D parameters have none");
   saved.add("--start-weight-decay", &A::start_weight_decay, kReport, "first value of an increasing weight decay");
   saved.add("--end-weight-decay", &A::end_weight_decay, kReport, "last value of an increasing weight decay");
   saved.choice("--weight-decay-incr-style", &A::weight_decay_incr_style, kReport,
@@ -57,12 +57,12 @@ void add_optimizer(std::vector<Option>& rows) {
                {{"spectral", MuonScaleMode::kSpectral},
                 {"shape_scaling", MuonScaleMode::kShapeScaling},
                 {"unit_rms_norm", MuonScaleMode::kUnitRmsNorm}},
-               "a matrix's update is multiplied by: spectral, the root of the larger of rows and columns; "
-               "shape_scaling, the root of rows / columns, at least 1; unit_rms_norm, the root of rows / columns");
+               "factor of a matrix's update: spectral, the root of the larger of rows and columns; shape_scaling, the "
+               "root of rows / columns, at least 1; unit_rms_norm, the root of rows / columns");
   group.choice(
       "--muon-fp32-matmul-prec", &A::muon_fp32_matmul_prec, kReport,
       {{"medium", MatmulPrecision::kMedium}, {"high", MatmulPrecision::kHigh}, {"highest", MatmulPrecision::kHighest}},
-      "of the Newton-Schulz steps on a GPU: highest is fp32, the others let it use TF32");
+      "precision of the Newton-Schulz steps on a GPU: highest is fp32, the others allow TF32");
   group.choice("--muon-coefficient-type", &A::muon_coefficient_type, kReport,
                {{"quintic", MuonCoefficients::kQuintic}, {"simple", MuonCoefficients::kSimple}},
                "polynomial of the Newton-Schulz steps");
@@ -72,11 +72,11 @@ void add_optimizer(std::vector<Option>& rows) {
       .at_least(0);
   group
       .add("--lr-scale-modules", &A::lr_scale_modules, kReport,
-           "parts of the names of parameters that --lr-mult is for")
+           "parts of the names of parameters to which --lr-mult applies")
       .shown_as("NAME");
   group
       .add("--weight-decay-exclude-modules", &A::weight_decay_exclude_modules, kReport,
-           "parts of the names of parameters without weight decay, as MindSpeed-MM")
+           "parts of the names of parameters without weight decay (MindSpeed-MM)")
       .shown_as("NAME");
   group
       .add("--param-group-overrides", &A::param_group_overrides, kReport,
@@ -90,12 +90,12 @@ void add_learning_rate(std::vector<Option>& rows) {
   OptionGroup saved("learning rate", rows, {.pretrain_only = true, .in_scheduler_state = true});
   saved.add("--lr", &A::lr, kReport, "largest learning rate").at_least(0);
   saved.choice("--lr-decay-style", &A::lr_decay_style, kReport, kLrDecayStyles,
-               "behind the warm-up, from --lr to --min-lr; WSD stays at --lr until its anneal, constant for good");
+               "decay after warm-up from --lr to --min-lr; WSD stays at --lr until its anneal, constant never decays");
   group.choice("--lr-wsd-decay-style", &A::lr_wsd_decay_style, kReport,
                {{"exponential", WsdDecayStyle::kExponential},
                 {"linear", WsdDecayStyle::kLinear},
                 {"cosine", WsdDecayStyle::kCosine}},
-               "form of the anneal of WSD");
+               "shape of WSD's anneal");
   saved.add("--lr-decay-iters", &A::lr_decay_iters, kReport, "steps of the decay; unset: --train-iters").above(0);
   saved.add("--lr-decay-samples", &A::lr_decay_samples, kReport, "sequences of the decay; unset: --train-samples")
       .above(0);
@@ -109,9 +109,9 @@ void add_learning_rate(std::vector<Option>& rows) {
   group.add("--lr-warmup-init", &A::lr_warmup_init, kReport, "learning rate at the start of warm-up").at_least(0);
   saved.add("--min-lr", &A::min_lr, kReport, "smallest learning rate").at_least(0);
   group.add("--override-opt_param-scheduler", &A::override_opt_param_scheduler, kFree,
-            "the flags beat the schedule of a loaded checkpoint");
+            "use the schedule of the flags, not of a loaded checkpoint");
   group.add("--use-checkpoint-opt_param-scheduler", &A::use_checkpoint_opt_param_scheduler, kFree,
-            "the schedule of a loaded checkpoint beats the flags");
+            "use the schedule of a loaded checkpoint, not of the flags");
 }
 
 void check_optimizer(Arguments& arguments, Mistakes& rules) {

@@ -134,44 +134,42 @@ void add_parallel_options(std::vector<Option>& rows) {
   group.add("--fsdp2-config-path", &A::fsdp2_config_path, kFree, "the FSDP2 file; see fsdp2_config.yaml")
       .shown_as("FILE");
   group.add("--fsdp2-config-strict", &A::fsdp2_config_strict, kFree,
-            "an unknown key, or a pattern without a match, in the FSDP2 file is an error");
+            "fail on an unknown key or a pattern without a match in the FSDP2 file");
   group
       .add("--fsdp2-plan", &A::fsdp2_plan, kFree,
-           "units merged or split, and prefetch, by a plan's FILE; auto: found in the first ten steps, and kept if "
-           "they get faster")
+           "plan of units and prefetch: a FILE; auto: searched in the first ten steps, and kept if steps get faster")
       .shown_as("auto|off|FILE");
   group
       .add("--fsdp2-plan-memory-mib", &A::fsdp2_plan_memory_mib, kFree,
-           "MiB of a rank that a plan of auto may take more; unset: a tenth of the peak")
+           "additional MiB per rank that an auto plan may use; unset: a tenth of the peak")
       .shown_as("MIB")
       .at_least(0);
   group
       .add("--fsdp-schedule-trace", &A::fsdp_schedule_trace, kFree,
-           "folder for rank_N.json: when the first steps gathered and reduced, for "
-           "chrome://tracing")
+           "folder for rank_N.json: timeline of gathers and reductions of the first steps, for chrome://tracing")
       .shown_as("DIR");
   group
       .add("--no-reduce-scatter-during-grad-accumulation", &A::reduce_scatter_during_grad_accumulation, kFree,
-           "gradients stay whole until the last microbatch: less communication, more memory")
+           "keep gradients unsharded until the last microbatch: less communication, more memory")
       .turns_off()
       .named("reduce_scatter_during_grad_accumulation");
   group
       .add("--freeze-module-prefix", &A::freeze_module_prefix, kFree,
-           "parameters whose names begin so are not trained: model.embed_tokens model.layers.0.")
+           "freeze parameters whose names begin with one of these: model.embed_tokens model.layers.0.")
       .shown_as("NAME");
   group
       .add("--freeze-modules", &A::freeze_modules, kFree,
-           "modules that are not trained, by patterns of MindSpeed's native route: model.visual model.layers.{0-3}")
+           "modules to freeze, by patterns of MindSpeed's native route: model.visual model.layers.{0-3}")
       .shown_as("PATTERN");
   group.choice("--device", &A::device, kFree,
                {{"auto", DeviceChoice::kAuto},
                 {"cpu", DeviceChoice::kCpu},
                 {"cuda", DeviceChoice::kCuda},
                 {"sim", DeviceChoice::kSim}},
-               "auto: cuda when there is a GPU; sim: a CUDA device made of the CPU, which finds races");
+               "auto: cuda if there is a GPU; sim: a CUDA device emulated on the CPU, which detects races");
   group
       .add("--check-collective-order", &A::check_collective_order, kFree,
-           "in the first 3 steps and each N steps, whether all ranks gather and reduce the same units in the same "
+           "check in the first 3 steps and every N steps that all ranks gather and reduce the same units in the same "
            "order; 0: never; unset: in the first 3")
       .shown_as("N")
       .at_least(0);
@@ -187,10 +185,10 @@ void add_parallel_options(std::vector<Option>& rows) {
            "tcp://HOST:PORT or file://PATH; unset: env:// (MASTER_ADDR, MASTER_PORT)")
       .shown_as("URL");
   group.add("--local-rank", &A::local_rank, kFree,
-            "rank on this machine, and its GPU, where the launcher does not say it");
+            "rank on this machine and index of its GPU, if the launcher does not set it");
   group
       .add("--tensor-model-parallel-size", &A::tensor_model_parallel_size, kFree,
-           "ranks that share each layer; FSDP2 shards their pieces over the others")
+           "number of ranks that share each layer; FSDP2 shards their pieces over the others")
       .above(0);
   group.add("--pipeline-model-parallel-size", &A::pipeline_model_parallel_size, kFree, "")
       .refuse("pipeline parallelism is not part of this program, which shards over all ranks by FSDP2; "
@@ -200,7 +198,7 @@ void add_parallel_options(std::vector<Option>& rows) {
   group.add("--expert-model-parallel-size", &A::expert_model_parallel_size, kFree, "ranks that share the experts")
       .above(0);
   group.add("--sequence-parallel", &A::sequence_parallel, kFree,
-            "between its layers each tensor-parallel rank has a part of the sequence");
+            "between tensor-parallel layers each rank has a part of the sequence");
   group.add("--no-gradient-accumulation-fusion", &A::gradient_accumulation_fusion, kFree, "")
       .turns_off()
       .named("gradient_accumulation_fusion")

@@ -44,7 +44,7 @@ void add_callbacks(std::vector<Option>& rows) {
       .shown_as("NAME");
   group
       .add("--callback-plugin", &A::callback_plugin, kFree,
-           "libraries that register callbacks; on the command line, their flags are known, too")
+           "libraries that register callbacks, and their flags on the command line")
       .shown_as("FILE");
   for (const auto& kind : callbacks()) {
     for (const auto& option : kind.options) {
@@ -62,7 +62,7 @@ void add_loop(std::vector<Option>& rows) {
   shared.add("--micro-batch-size", &A::micro_batch_size, kReport, "sequences of one forward on one rank").above(0);
   group
       .add("--global-batch-size", &A::global_batch_size, kReport,
-           "sequences of one step; unset: micro batch size * data parallel size")
+           "sequences per step; unset: micro batch size * data parallel size")
       .above(0);
   group
       .add("--rampup-batch-size", &A::rampup_batch_size, kReport,
@@ -85,7 +85,7 @@ void add_loop(std::vector<Option>& rows) {
                "the signal of --exit-signal-handler");
   group
       .add("--no-check-for-nan-in-loss-and-grad", &A::check_for_nan_in_loss_and_grad, kFree,
-           "go on when the loss or a gradient is not a number")
+           "continue if the loss or a gradient is NaN or Inf")
       .turns_off()
       .named("check_for_nan_in_loss_and_grad");
   group.add("--calculate-per-token-loss", &A::calculate_per_token_loss, kReport,

@@ -239,14 +239,14 @@ const Program& pretrain_program() {
   static const Program program = {
       .name = "pretrain",
       .purpose = "megashard pretrain [FILE.yaml] [options]\n\n"
-                 "Trains a model. Options may also stand in a YAML file as snake_case keys, at\n"
-                 "the top or under gpt_args:; flags beat the file. Defaults are shown in [].\n",
+                 "Trains a model. Options may also be snake_case keys of a YAML file, at the top\n"
+                 "or under gpt_args:; flags override the file. Defaults are shown in [].\n",
       .flags = {{kDryRun, "",
-                 "prints the arguments and where they come from, the units, the data and "
-                 "a plan (docs/plan.md), and trains nothing"},
+                 "print the arguments and their sources, the units, the data and a plan "
+                 "(docs/plan.md), without training"},
                 {kWorldSize, "INT", "ranks, with --dry-run [the launcher's]"},
                 {kMachine, "NAME|FILE",
-                 "with --dry-run, of the plan: a name or a file, as of `megashard plan "
+                 "with --dry-run: device of the plan, a name or a file, as for `megashard plan "
                  "--device` [h200]"}},
       .shown = [](const Option&) { return true; },
       .examples = "  megashard pretrain run.yaml --dry-run      # what it would do\n"

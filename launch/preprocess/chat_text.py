@@ -4,7 +4,7 @@ import re
 
 from preprocess_input import RecordError
 
-# Further kinds of reports, besides those of conversation_forms.py.
+# Kinds of reports in addition to those of conversation_forms.py.
 DROPPED = "the chat template does not write"
 ANSWERS = "--training-form: answers differ from how the chat template repeats them later"
 QUIET = {"role", "content", "tool_call_id"}  # an id is not expected in the text
@@ -12,7 +12,7 @@ MARK = "\u2042megashard\u2042"  # put into a message to locate it in the text
 
 
 class ChatText:
-    """`training_form`: each answer as the template writes the last one; else as it stands in the whole."""
+    """`training_form`: renders each answer as if it were the last; otherwise as it is in the whole conversation."""
 
     def __init__(self, tokenizer, mask_history, training_form):
         self.tokenizer, self.mask_history, self.training_form = tokenizer, mask_history, training_form
@@ -21,7 +21,7 @@ class ChatText:
         return self.tokenizer.get_chat_template(tools=tools)
 
     def render(self, where, conversation, end=None, generate=False, **more):
-        """Of the messages before `end`; `generate`: with what comes before the answer."""
+        """Text of the messages before `end`; `generate`: with the generation prompt."""
         try:
             return self.tokenizer.apply_chat_template(conversation.messages[:end], tools=conversation.tools,
                                                       add_generation_prompt=generate, **conversation.variables,
@@ -31,7 +31,7 @@ class ChatText:
                 f"{where}: the chat template refuses the messages: {error}; correct or delete the record") from None
 
     def of(self, where, conversation):
-        """(text, for each character whether it is learnt, what is to be told)"""
+        """Returns (text, whether each character is learnt, notices)."""
         answers = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         learnt = [i for i in answers[-1 if self.mask_history else 0:] if conversation.learnt[i]]
         if self.training_form:
@@ -43,7 +43,7 @@ class ChatText:
         return text, mask, told + self.dropped(where, conversation, text)
 
     def span(self, where, conversation, i, text=None):
-        """Where answer i lies in what the template writes up to it, and that text; `text`: the whole must begin so."""
+        """Range of answer i in the text rendered up to it, and that text; `text`: the whole must begin with it."""
         before = self.render(where, conversation, i, True)
         upto = self.render(where, conversation, i + 1)
         if text is not None and not text.startswith(upto):
@@ -83,7 +83,7 @@ class ChatText:
         return text, mask
 
     def written_for_training(self, where, conversation, answers, learnt):
-        """Questions and what stands between as in the whole, each answer as if it were the last."""
+        """Questions and separators as in the whole, each answer as if it were the last."""
         text, mask, last = "", bytearray(), None
         for i in answers:
             first, end, upto = self.span(where, conversation, i)
@@ -95,7 +95,7 @@ class ChatText:
         return text, mask, told
 
     def between(self, where, conversation, last, i):
-        """What the template writes from the end of answer `last` to the beginning of answer i."""
+        """Text between the end of answer `last` and the beginning of answer i."""
         said = conversation.messages[last].get("content")  # text after its end follows the answer
         said = [*said, {"type": "text", "text": MARK}] if isinstance(said, list) else (said or "") + MARK
         marked = conversation._replace(messages=[*conversation.messages[:last],
@@ -109,7 +109,7 @@ class ChatText:
         return whole[2][len(upto[2]):]
 
     def dropped(self, where, conversation, text):
-        """What the messages hold and the text is the same without."""
+        """Parts of the messages that do not change the text."""
         messages, told, keys = conversation.messages, [], {}
 
         def without(messages, **parts):
@@ -135,7 +135,7 @@ class ChatText:
             def cut(some):
                 return [{name: value for name, value in message.items() if name != key} if i in some else message
                         for i, message in enumerate(messages)]
-            one_by_one = len(of) > 1 and not self.training_form  # the training form writes all answers alike
+            one_by_one = len(of) > 1 and not self.training_form  # the training form renders all answers in the same way
             lost = of if without(cut(of)) else [i for i in of if one_by_one and without(cut({i}))]
             told += [(DROPPED, repr(key), "message")] * len(lost)
         for i in self.unwritten(where, conversation):

@@ -40,7 +40,7 @@ class Conversation(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Two texts of which the second is learnt."""
+    """Two texts; the second is learnt."""
     prompt: str
     text: str
     told: tuple = ()
@@ -104,7 +104,7 @@ def read(where, item, form, knows_developer=False):
 
 
 def text_in(where, item, key, missing=None):
-    """A string; `missing`: what stands for an absent key or null."""
+    """A string; `missing`: the value for an absent key or null."""
     value = item.get(key)
     value = missing if value is None else value
     if not isinstance(value, str):
@@ -124,7 +124,7 @@ def turns_in(where, item, key):
 
 
 def prompted(where, item):
-    """Of the prompt nothing is learnt."""
+    """The prompt is not learnt."""
     turns = [(turn, False) for turn in turns_in(where, item, "prompt")]
     turns += [(turn, True) for turn in turns_in(where, item, "completion")]
     for turn, of_completion in turns:
@@ -156,7 +156,7 @@ def alpaca(where, item):
 
 
 def message_of(where, turn, knows_developer):
-    """A message with role, content and what else the turn has that is not null."""
+    """A message with role, content and the turn's other keys that are not null."""
     if not isinstance(turn, dict):
         raise RecordError(f"{where}: a turn is no JSON object; correct or delete the record")
     message = {key: value for key, value in without_marks(turn).items() if value is not None}
@@ -192,7 +192,7 @@ def require_order(where, messages):
 
 
 def variables_of(where, item):
-    """What a record says to its chat template, as TRL has it."""
+    """A record's arguments for its chat template, as in TRL."""
     variables = item.get("chat_template_kwargs")
     if variables is None:
         return {}

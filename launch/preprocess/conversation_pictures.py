@@ -38,7 +38,7 @@ class PictureReader:
                              "of a vision-language model")
 
     def images(self, where, images):
-        """Their grids and pixels, and what the place of each becomes."""
+        """Grids, pixels and placeholder text of the pictures."""
         if not images:
             return Pictures(), []
         self.need_processor(where)
@@ -59,7 +59,7 @@ class PictureReader:
             self.placeholders["image"] * (math.prod(grid) // of.merge_size**2) for grid in grids]
 
     def videos(self, where, folder, parts):
-        """Their grids and pixels, the seconds of each one's steps, and what the place of each becomes."""
+        """Grids, pixels, seconds per step and placeholder text of the videos."""
         watched = [self.watch(where, folder, part) for part in parts]
         if not watched:
             return Pictures(), [], []
@@ -98,7 +98,7 @@ class PictureReader:
                 raise InputError(f"{where}: {error}") from None
 
     def set_limits(self):
-        """Of pixels, where flags have others than the processor."""
+        """Applies the limits of pixels given by flags to the processor."""
         size, flags = self.processor.size, self.flags
         least = size.shortest_edge if flags.image_min_pixels is None else flags.image_min_pixels
         most = size.longest_edge if flags.image_max_pixels is None else flags.image_max_pixels

@@ -12,7 +12,7 @@ OF_TEMPLATES = ("columns", "cutoff_length", "learn_questions", "strip_text")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage."""
+    """Prints an error in one line, without the usage."""
 
     def error(self, message):
         known = [flag for flag in self._option_string_actions if flag.startswith("--")]

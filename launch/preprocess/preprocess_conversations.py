@@ -65,7 +65,7 @@ class Encoder:
         self.pictures = PictureReader(flags, self.tokenizer)
 
     def encode(self, job):
-        """A sample or, with --skip-bad-records, what is wrong with its record."""
+        """A sample or, with --skip-bad-records, the error of its record."""
         where, item, folder = job
         try:
             if isinstance(item, RecordError):
@@ -94,7 +94,7 @@ class Encoder:
         return Sample(tokens, mask, images, videos, seconds, [*conversation.told, *told])
 
     def encode_completion(self, where, texts):
-        """A prompt and what follows it, as TRL tokenises them: no chat template, and the end token behind."""
+        """A prompt and its completion, as TRL tokenises them: no chat template, the end token last."""
         end = self.tokenizer.eos_token
         if not end:
             raise InputError(f"the tokenizer of {self.model} names no eos_token, which ends a completion; name one in "
@@ -147,7 +147,7 @@ class Encoder:
         return message
 
     def tokenise(self, where, conversation, texts):
-        """Tokens, loss mask, and what is to be told; `texts`: what the places of each kind become, in their order."""
+        """Tokens, loss mask and notices; `texts`: the placeholder texts of each kind, in order."""
         text, learnt, told = self.chat.of(where, conversation)
         for kind, mark in self.pictures.placeholders.items():
             if text.count(mark) != len(texts[kind]):
@@ -187,14 +187,14 @@ def form_and_jobs(arguments, jobs):
     raise InputError("the input holds no conversation; check --input")
 
 
-# Settings that determine a set's tokens and pixels, besides the files (--skip-bad-records does not change them).
+# Flags that determine a set's tokens and pixels (--skip-bad-records does not change them).
 RECORDED = ("conversation_form", "template", "columns", "cutoff_length", "image_max_pixels", "image_min_pixels",
             "video_fps", "video_num_frames", "max_length", "max_samples", "mask_history", "training_form",
             "learn_questions", "strip_text")
 
 
 def recorded_flags(arguments):
-    """{"--cutoff-length": "1024", ...}: what was given, lists by blanks; switches have no words."""
+    """{"--cutoff-length": "1024", ...}: the given flags; lists are joined by blanks, switches have no value."""
     flags = {}
     for name in RECORDED:
         value = getattr(arguments, name)
@@ -205,7 +205,7 @@ def recorded_flags(arguments):
 
 
 def tell(told):
-    """Each kind of what was met, in a line with its counts."""
+    """Prints one line per kind of notice, with its counts."""
     lines = {}
     for (how, what, of), count in told.items():
         lines.setdefault(how, []).append((f"{what} of " if what else "") + counted(count, of))

@@ -112,7 +112,7 @@ def json_document(where, item, keys):
 
 
 def text_documents(file, key, lines_per_document):
-    """Paragraphs, or blocks of so many lines that are not blank."""
+    """Paragraphs, or blocks of this many lines that are not blank."""
     lines = []
     for _, line in lines_of(file):
         blank = not line.strip()

@@ -4,7 +4,7 @@ from PIL import Image, ImageOps
 
 
 def resize(image, rows, columns, resample):
-    """Across first, then down, with whole grey levels between, as torchvision does it; Pillow by itself chooses the
+    """Resizes horizontally, then vertically, with integer grey levels in between, as torchvision; Pillow chooses the
     order."""
     return image.resize((columns, image.height), Image.Resampling(resample)).resize((columns, rows),
                                                                                     Image.Resampling(resample))

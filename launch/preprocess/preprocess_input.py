@@ -1,4 +1,4 @@
-"""What the preprocessing of text and of conversations share: input files, their records, worker processes, progress."""
+"""Shared by the preprocessing of text and of conversations: input files, their records, worker processes, progress."""
 
 import collections
 import contextlib
@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 class InputError(Exception):
-    """What the user gave is wrong; the message is all that is shown."""
+    """A mistake of the user; only the message is shown."""
 
 
 class FlagError(InputError):
@@ -78,7 +78,8 @@ def input_files(patterns):
 
 
 def model_folder(flag, model):
-    """The path; a name of the Hugging Face hub is told how to be downloaded, or where it lies in the hub's cache."""
+    """The path; for a name of the Hugging Face hub the error says how to download it, or its path in the hub's
+    cache."""
     path = Path(model)
     if path.exists() or not re.fullmatch(r"[\w][\w.-]*/[\w.-]+", model):
         return path
@@ -118,7 +119,7 @@ def open_text(file):
 
 @contextlib.contextmanager
 def reading(file, line):
-    """Messages for what goes wrong in reading; `line` says how far it came."""
+    """Error messages for reading; `line`: number of lines read."""
     try:
         yield
     except UnicodeDecodeError:
@@ -139,7 +140,7 @@ def lines_of(file):
 
 
 def records_of(file):
-    """(line number, JSON value) of a file of JSON lines, or of JSON arrays; of a line that is none, its RecordError."""
+    """(line number, JSON value) of a file of JSON lines or JSON arrays; for an invalid line its RecordError."""
     with reading(file, lambda: 0), open_text(file) as stream:
         while (first := stream.read(1)).isspace():
             pass
@@ -159,7 +160,7 @@ def records_of(file):
 
 
 def array_of(file):
-    """The values of an array, and of what stands behind it: further arrays, and objects that were appended."""
+    """The values of an array, and of further arrays and objects appended to it."""
     with reading(file, lambda: 0), open_text(file) as stream:
         text = stream.read()
     decoder, spaces = json.JSONDecoder(), re.compile(r"\s*")
@@ -212,7 +213,7 @@ def whole_text(where, value):
 
 
 def in_workers(count, encoder, arguments, jobs):
-    """What encoder(*arguments).encode makes of each job, in their order, by `count` processes with an encoder each."""
+    """Results of encoder(*arguments).encode for all jobs, in order, by `count` processes with an encoder each."""
     if count == 1:
         yield from map(encoder(*arguments).encode, jobs)
         return
@@ -244,7 +245,7 @@ def start_worker(parent, encoder, arguments):
 
 
 def leave_with(parent):
-    """A killed parent tells nobody, and its workers would wait for jobs for ever."""
+    """Ends the workers if the parent was killed; they would wait for jobs without end."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

@@ -38,7 +38,7 @@ def call_of(where, call):
 
 
 def given_calls(where, message):
-    """Of `tool_calls`, or of OpenAI's older `function_call`."""
+    """The calls of `tool_calls`, or of OpenAI's older `function_call`."""
     calls, older = message.get("tool_calls"), message.get("function_call")
     if isinstance(calls, str):
         calls = from_json(where, "'tool_calls'", calls)
@@ -54,7 +54,7 @@ def given_calls(where, message):
 
 
 def call_of_text(where, text):
-    """ShareGPT's function_call: a call or a list of them as JSON, maybe behind a thought."""
+    """ShareGPT's function_call: a call or a list of them as JSON, optionally after a thought."""
     if not isinstance(text, str):
         raise RecordError(f"{where}: a function_call is no text; correct or delete it")
     thought = THOUGHT.match(text)
@@ -65,8 +65,8 @@ def call_of_text(where, text):
 
 
 def given_tools(where, item, wrap):
-    """Of `tools`, or of OpenAI's older `functions`. `wrap`: a function that stands for its tool becomes one, as
-    LLaMA-Factory does it."""
+    """The tools of `tools`, or of OpenAI's older `functions`. `wrap`: turns a bare function into a tool, as
+    LLaMA-Factory."""
     tools, older = item.get("tools"), item.get("functions")
     if older:
         if tools:

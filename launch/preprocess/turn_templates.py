@@ -42,7 +42,7 @@ def columns_of(words):
 
 
 def shares(question, answer, room):
-    """How many tokens of a pair stay where there is room for so many."""
+    """Number of tokens of a pair to keep within a limit."""
     if 2 * answer < room:
         most = room
     elif 2 * question < room:
@@ -72,7 +72,7 @@ class Turns:
         return text.strip() if self.flags.strip_text else text
 
     def read(self, where, item):
-        """(system, texts of question and answer by turns, which are learnt, paths of pictures, what is told)"""
+        """(system, texts of question and answer in turn, which are learnt, paths of pictures, notices)"""
         turns = item.get(self.columns["messages"]) if isinstance(item, dict) else None
         if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
             raise RecordError(f"{where} has no list {self.columns['messages']!r} of turns; give --columns "
@@ -114,7 +114,7 @@ class Turns:
                 raise RecordError(f"{where}: its {key!r} are not read; pictures are those of --columns images=NAME")
 
     def learnt(self, where, turns):
-        """Of each turn: answers are, and with --learn-questions questions; a mark may take it out."""
+        """Whether each turn is learnt: answers, and with --learn-questions questions; a mark may exclude it."""
         return [is_learnt(where, turn, "assistant" if number % 2 or self.flags.learn_questions else "user")
                 for number, turn in enumerate(turns)]
 
@@ -127,7 +127,7 @@ class Turns:
                        if key not in of_turns and value not in (None, "", [], {})]
 
     def open_image(self, where, folder, path):
-        """As it lies in the file, whatever its EXIF says, with no more and no fewer pixels than the limits say."""
+        """The picture as stored, ignoring EXIF, scaled into the limits of pixels."""
         from PIL import Image
 
         inside = os.path.join(folder, path)
@@ -156,7 +156,7 @@ class Turns:
         return image
 
     def tokenise(self, where, tokenizer, system, texts, learnt, pictures):
-        """Tokens and loss mask; `pictures` are what the places of the images become."""
+        """Tokens and loss mask; `pictures`: the placeholder texts of the images."""
         pictures, turns = iter(pictures), []
         system = system or self.template.system
         for number, text in enumerate(texts):

@@ -39,7 +39,7 @@ std::string run(const std::function<std::string()>& work) {
   }
 }
 
-/// Tells the other ranks, from its own thread, that this rank is working, until all have finished.
+/// Thread that reports to the other ranks that this rank is working, until all have finished.
 class WorkingExchange {
  public:
   explicit WorkingExchange(ProcessGroup& group)
@@ -49,7 +49,7 @@ class WorkingExchange {
         const WaitPlace here(place);
         exchange();
       });
-    } catch (const std::system_error&) {  // no thread available: the others hear nothing until this rank is done
+    } catch (const std::system_error&) {  // no thread available: no reports until this rank is done
     }
   }
   ~WorkingExchange() {

@@ -35,8 +35,8 @@ class Addresses {
  public:
   Addresses() {
     const auto memory = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-    for (size_t bytes = memory; begin_ == nullptr && bytes >= kStep; bytes /= 2) reserve(bytes);  // limited by ulimit
-                                                                                                  // -v
+    // `ulimit -v` may allow less than the whole range.
+    for (size_t bytes = memory; begin_ == nullptr && bytes >= kStep; bytes /= 2) reserve(bytes);
   }
   /// Null if there is no memory for [offset, end).
   char* at(size_t offset, size_t end) { return end <= usable_ || extend(end) ? begin_ + offset : nullptr; }

@@ -6,7 +6,7 @@
 
 namespace megashard::sim {
 
-/// What one agent (the host or a stream) of a device knows to be complete: a number of operations for each agent.
+/// Clock of one agent (the host or a stream) of a device: per agent, the number of operations known to be complete.
 class VectorClock {
  public:
   uint64_t at(size_t agent) const { return agent < times_.size() ? times_[agent] : 0; }

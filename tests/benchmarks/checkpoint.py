@@ -26,7 +26,7 @@ ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 class Side:
-    """A process that measures what it is told."""
+    """A process that measures on command."""
 
     def __init__(self, command):
         self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -58,7 +58,7 @@ def seconds_of_dd(path, mebibytes):
 
 
 def slowdown_by_dd(side, path, mebibytes):
-    """What the machine itself takes from a step while anybody writes to this disk."""
+    """How much any writer to this disk slows a step."""
     before = side("steps", path)["step"]
     writer = subprocess.Popen(dd(path, 4 * mebibytes), stderr=subprocess.DEVNULL)
     during = side("steps", path)["step"]
@@ -126,7 +126,7 @@ def ratios(rows, over, under):
 
 
 def report_against(rows, build):
-    """As report() below, beside an older build."""
+    """As report() below, against an older build."""
     seconds = {"stall of an asynchronous save": lambda row, name: row["async", name]["stall"],
                "a step while it writes": lambda row, name: row["async", name]["step_during"]}
     for key in ("save", "load, cold", "load, cached", "resume, cold", "resume, cached"):

@@ -34,7 +34,7 @@ MULTIPROCESSORS = 132
 TILES = {(128, 256): 1.0, (256, 128): 1.0, (128, 128): 0.9}  # of products, and their relative rate; assumed
 PIECES = (1, 2, 4, 8)  # that a product's depth may be split into
 TILE_START = 256  # depth that beginning and ending a tile costs; assumed
-ATTENTION_START = 512  # keys, likewise; assumed
+ATTENTION_START = 512  # keys, in the same way; assumed
 KERNEL_START_S = 1.5e-6  # between two kernels of a stream; assumed
 HOST_LAUNCH_S = 6e-6  # operator, autograd node, allocation and launch, in C++; assumed
 
@@ -65,7 +65,7 @@ RUNS = {"0.5 B": Run("0.5 B", 2, 0.47), "1.5 B": Run("1.5 B", 4, 0.57),
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """`count` kernels alike, of that many launches each."""
+    """`count` equal kernels of that many launches each."""
 
     kind: str
     flops: float = 0.0
@@ -81,7 +81,7 @@ class Kernel:
 
 
 def widths(model: Model) -> tuple[int, int]:
-    """Of queries and of keys."""
+    """Widths of queries and of keys."""
     return model.hidden, model.hidden // model.heads * model.kv_heads
 
 
@@ -94,7 +94,7 @@ def training_flops(model: Model, tokens: int) -> float:
 
 
 def product_share(m: int, n: int, k: int) -> float:
-    """Of the peak, for [m, k] x [k, n]: the best tile and split of the depth, with waves that are not full."""
+    """Share of the peak for [m, k] x [k, n]: the best tile and split of the depth, with partial waves."""
     best = 0.0
     for (rows, columns), rate in TILES.items():
         for pieces in PIECES:
@@ -128,7 +128,7 @@ def elementwise(table: dict, kind: str, elements: float, chunks: float = 1) -> l
 
 
 def layer(model: Model, tokens: int, table: dict) -> list[Kernel]:
-    """Forward and backward of one, without what FSDP does."""
+    """Forward and backward of one layer, without FSDP's work."""
     h, f, (q, kv) = model.hidden, model.ffn, widths(model)
     kernels = attention(model, tokens)
     joint = ((h, q + 2 * kv), (h, 2 * f)) if table is FUSED else ((h, q), (h, kv), (h, kv), (h, f), (h, f))
@@ -173,7 +173,7 @@ def step(model: Model, run: Run, table: dict) -> list[Kernel]:
 
 
 def memory(model: Model, run: Run) -> dict[str, float]:
-    """Bytes at the peak, by class, without what the allocator wastes."""
+    """Bytes at the peak, by class, without fragmentation."""
     tokens = model.tokens_at_once
     h, f, (q, kv) = model.hidden, model.ffn, widths(model)
     parameters, root = model.parameters(), (1 if model.tied else 2) * model.vocabulary * model.hidden

@@ -41,7 +41,7 @@ class Picture:
         self.parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{fill}"/>')
 
     def line(self, points, stroke, width, dash=""):
-        """A path in several lines of the file, none of which is long."""
+        """A path, broken into short lines of the file."""
         places = [f"{x:.1f},{y:.1f}" for x, y in points]
         rows = "\n".join(" ".join(places[i:i + 9]) for i in range(0, len(places), 9))
         dash = f' stroke-dasharray="{dash}"' if dash else ""
@@ -52,7 +52,7 @@ class Picture:
 
 
 def draw_bars(path, measures):
-    """Of each measure PyTorch's bar and ours, the longer of which fills the width."""
+    """For each measure PyTorch's bar and ours; the longer one fills the width."""
     left, full, row = 205, 330, 58
     picture = Picture(left + full + 130, row * len(measures) + 12)
     for number, (measure, values) in enumerate(measures.items()):

@@ -166,7 +166,7 @@ def measure_host(args):
 
 
 def train_both(work, model, tokens, **more):
-    """One job for both sides of the comparisons (tests/interop); what each has written."""
+    """Runs one job on both sides (tests/interop); returns their results."""
     from safetensors.torch import load_file, save_file
 
     save_file({"tokens": tokens}, work / "batches")
@@ -197,7 +197,7 @@ def measure_loss(work):
 
 
 def measure_bytes(work, model, vocabulary):
-    """What rank 0's tensors hold at most in a third step of four tokens."""
+    """Peak bytes of rank 0's tensors in a third step of four tokens."""
     import torch
 
     tokens = torch.randint(0, vocabulary, (3, RANKS, 5), generator=torch.Generator().manual_seed(1))

@@ -18,7 +18,7 @@ TRAINING = megashard.network(hidden=32, heads=4) + (
 
 
 def pretrain(folder, *flags, largest_file=None, expect=0):
-    """The steps that it trained, and what it printed."""
+    """Returns the trained steps and the output."""
     def limit():  # an error of write, not a signal
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))

@@ -33,7 +33,7 @@ LAYOUTS = {
 
 
 class Run:
-    """One training in a folder of its own, with what it has printed."""
+    """One training in its own folder, with its output."""
 
     def __init__(self, folder, layout, *flags, big=False):
         self.folder = folder
@@ -84,7 +84,7 @@ MOE = dict(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", vocab_
 
 
 def rank_process(launcher, rank):
-    """The process of that rank, once it runs the program; None before."""
+    """The process of that rank once it runs the program; None before."""
     for entry in pathlib.Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             if entry.name.isdigit() and int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == launcher:
@@ -123,7 +123,7 @@ def in_save(run, launcher, process):
 
 def in_evaluation(run, launcher, process):
     wait_until(lambda: len(run.steps()) >= 4, launcher, "step")
-    time.sleep(0.2)  # between the steps there is nothing but evaluation
+    time.sleep(0.2)  # between the steps there is only evaluation
 
 
 def in_a_step(after):
@@ -180,9 +180,9 @@ class Hang:
         return seconds, error[0]
 
     def resume(self):
-        """The same command goes on, and an undisturbed run has the same bits."""
+        """The same command resumes with the bits of an undisturbed run."""
         before = self.run.steps()
-        if self.run.flags[:2] == LONG[:2]:  # until some steps behind the hang
+        if self.run.flags[:2] == LONG[:2]:  # until some steps after the hang
             self.run.flags += ["--exit-interval", str((max(before) // 5 + 2) * 5)]
         for save in ("save", "undisturbed"):
             with self.run.started(save) as launcher:
@@ -192,7 +192,7 @@ class Hang:
 
 
 def outcome(name, folder):
-    """Seconds from the stop to the end, and the message; or what is wrong."""
+    """Seconds from the stop to the end, and the message; or the fault."""
     try:
         hang = Hang(name, folder / name)
         seconds, error = hang.hang()

@@ -47,7 +47,7 @@ class Training:
             os.kill(rank, number)
 
     def end(self):
-        """Its exit code, and what it printed."""
+        """Returns exit code and output."""
         out = self.process.communicate(timeout=DEADLINE)[0]
         return self.process.returncode, out
 
@@ -85,7 +85,7 @@ def test_a_data_file_that_is_cut_under_a_run_is_named(tmp_path, ranks):
 
 
 def sockets_of(pids):
-    """(what, local address in the kernel's words) of the sockets of these processes that others may reach."""
+    """(kind, local address in the kernel's format) of the sockets of these processes that others can reach."""
     inodes = set()
     for pid in pids:
         for link in pathlib.Path(f"/proc/{pid}/fd").glob("*"):

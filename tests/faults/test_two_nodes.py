@@ -19,7 +19,7 @@ TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
 TRAINING = (f"{network()} --mock-data --micro-batch-size 1 --global-batch-size 4 --train-iters 4 --lr 1e-3 {RUN} "
             f"{' '.join(NO_DROPOUT)}")
 DEADLINE = 60  # seconds; the least that --distributed-timeout-minutes takes
-PORT = "29500"  # nobody else is in their network
+PORT = "29500"  # their network has no other process
 HEAD, ADDRESS = "head", "10.77.0.1"  # of the first node
 CABLE = "eth0"  # in either node
 # A network namespace, and a file for its /etc/hosts.

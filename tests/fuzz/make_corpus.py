@@ -86,7 +86,7 @@ def small_archive(archive):
 
 
 def as_megatron_0_15(metadata):
-    """Of a class that Megatron's environment has."""
+    """Pickle of a class that exists in Megatron's environment."""
     name = "megatron.core.dist_checkpointing.strategies.torch"
     root = type("MCoreMetadata", (), {"__module__": name})
     sys.modules[name] = types.SimpleNamespace(MCoreMetadata=root)

@@ -7,8 +7,8 @@ from megashard import losses, pretrain
 
 
 def write_conversation_set(prefix, conversations, masks, items=None, **columns):
-    """PREFIX.vision.safetensors of texts: the tokens and the loss mask of each; columns: a value of every token;
-    items: by name a tensor of each conversation's items, or None."""
+    """Writes PREFIX.vision.safetensors of texts: tokens and loss mask of each; columns: a value per token; items: by
+    name a tensor of each conversation's items, or None."""
     joined = lambda each, dtype: torch.cat([torch.as_tensor(part).to(dtype) for part in each])
     of_items = {}
     for name, each in (items or {}).items():

@@ -12,8 +12,8 @@ MARK = "## Every flag\n"
 IGNORED, REFUSED = "accepted, without effect here", "known, but refused"
 TITLES = {"works": "These work", IGNORED: "These have no effect", REFUSED: "These are refused"}
 INTRODUCTION = """
-Of Megatron-LM core_v0.16.1, {works} that work, {ignored} without effect and {refused} that are refused, by the groups
-and in the words of `megashard pretrain --help`. `tests/interop/megatron_page.py` writes what follows.
+The flags of Megatron-LM core_v0.16.1, with the groups and texts of `megashard pretrain --help`:
+{works} work, {ignored} have no effect, {refused} are refused. `tests/interop/megatron_page.py` writes this list.
 """
 
 
@@ -52,7 +52,7 @@ def item(text):
 def lists():
     """The text after the mark."""
     entries = list(help_entries())
-    known = {IGNORED: {}, REFUSED: {}, "works": {}}  # of a kind: what is said of a flag, by its spellings
+    known = {IGNORED: {}, REFUSED: {}, "works": {}}  # by kind: text of a flag, by its spellings
     for group, flags, below in entries:
         kind = group if group in known else "works"
         for flag in flags_in(flags):

@@ -25,7 +25,7 @@ LINES = {
     "megashard launch -n 2 -- pre": {"pretrain"},
     "megashard launch -n 2 -- pretrain --hidden-s": {"--hidden-size"},
     "megashard launch -n 2 -- pretrain --lr-decay-style co": {"constant", "cosine"},
-    "megashard launch -n 2 -- infer --master": {"--master"},  # nothing: it is no flag of infer
+    "megashard launch -n 2 -- infer --master": {"--master"},  # no completion: it is no flag of infer
 }
 ALL = "\x14"  # Ctrl-T puts all candidates in the place of the word
 LINE_BEGINS = "\x01"  # Ctrl-A
@@ -57,7 +57,7 @@ def type_into(command, keys, folder):
         os.write(terminal, keys.encode())
         while os.read(terminal, 65536):
             pass
-    except OSError:  # Linux says so when nobody has the other end any more
+    except OSError:  # Linux raises this when the other end is closed
         pass
     finally:
         os.close(terminal)

@@ -49,7 +49,7 @@ def place(folder, number, family, change):
 
 
 def by_transformers(folder, inputs):
-    """(loss, norm of the gradient), or the reason why there is none."""
+    """(loss, norm of the gradient), or the reason of the failure."""
     try:
         model, notes = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
         strange = [str(name) for kind in ("missing_keys", "mismatched_keys", "unexpected_keys")
@@ -86,7 +86,7 @@ def keys_of(change):
 
 
 def fault(change, wanted, ours, told=""):
-    """The fault of our answer; None if it is right."""
+    """The mistake in our result; None if it is right."""
     if isinstance(ours, str):
         names = [*keys_of(change), "weights"]
         return None if any(name in ours for name in names) else f"the error names none of {names}: {ours[:300]}"
@@ -128,7 +128,7 @@ def bare(weights):
     return {name.removeprefix("model."): tensor for name, tensor in weights.items()}
 
 
-FILES = {  # a family, a change of config.json, what becomes of the weights, and our error; None: transformers' loss
+FILES = {  # family, change of config.json, change of the weights, our error; None: transformers' loss
     "names of a decoder without a head": ("qwen2_tied", {}, bare, None),
     "a head that is the embeddings": ("qwen2_tied", {}, lambda weights: weights | {
         "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, None),

@@ -65,7 +65,7 @@ def compare(chats, seeds, template=TEMPLATE):
 
 
 def encode_broken(chats, folder, seeds):
-    """What becomes of each: samples, or a message."""
+    """Result of each record: samples, or a message."""
     from preprocess_conversations import Encoder
     from preprocess_input import RecordError
 
@@ -103,7 +103,7 @@ ASKED, SAID = {"role": "user", "content": "ask"}, {"role": "assistant", "content
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": {}}}]}
 RESULT = {"role": "tool", "tool_call_id": "1", "name": "look", "content": "sun"}
 PLAIN = TEMPLATE.replace("m.tool_calls or []", "[]").replace("{% if tools %}", "{% if false %}")
-NOTICES = {  # template, records, what is told
+NOTICES = {  # template, records, notices
     "nothing": (TEMPLATE, [{"messages": [ASKED, CALL, RESULT, SAID], "tools": None}], ""),
     "keys of records": (TEMPLATE, [{"messages": [ASKED, SAID], "id": 1, "source": "x"}, {"messages": [ASKED, SAID],
                                                                                         "id": 2, "source": None}],
@@ -176,7 +176,7 @@ def test_a_developer_is_a_system_unless_the_template_knows_one(chats):
 
 
 def test_texts_and_their_completions(chats):
-    """As TRL tokenises them: the end behind it, and what the prompt alone has too is not learnt."""
+    """As TRL tokenises them: with the end token; tokens shared with the prompt alone are not learnt."""
     tokenizer, prepare = chats
     record = {"prompt": "the cat sat on ", "completion": "the mat"}
     (tokens, mask), (again, _) = prepare("\n".join(json.dumps({**record, "completion": record["completion"] + end})
@@ -222,7 +222,7 @@ FOR_TRAINING = {
 
 
 def thought_out(messages):
-    """Each answer with what it thought."""
+    """Each answer with its thought."""
     for message in messages:
         yield f"<|im_start|>{message['role']}\n", False
         if message["role"] == "assistant":

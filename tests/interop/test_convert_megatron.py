@@ -75,7 +75,7 @@ def test_back_to_hugging_face(cases, tmp_path, name):
 
 
 def test_buckets_of_the_optimizer_are_left_out(cases, tmp_path):
-    """They are of Megatron's weights, one behind the other: in another layout they mean nothing."""
+    """Buckets are flattened from Megatron's weights in order: in another layout they mean nothing."""
     done = convert("torch_dist_to_dcp", "--load-dir", cases / "llama" / "theirs" / "iter_0000005", "--save-dir",
                    tmp_path, "--model-assets-dir", cases / "llama" / "hf", *LAYOUT)
     assert "the optimizer's state is left out: buckets of Megatron's DistributedOptimizer" in done.stdout

@@ -18,7 +18,7 @@ HSDP, ULYSSES = LAYERS + "sharding_size: 2\n", dict(sequence_ranks=2)
 # Adam's first steps are as long for small gradients as for large ones, so it would make steps out of bf16's roundings.
 BF16 = dict(param_dtype="bfloat16", reduce_dtype="float32", optimizer="sgd", lr=0.02)
 IN_BF16 = LAYERS + "param_dtype: bf16\nreduce_dtype: fp32\n"
-# by name: what it is compared with, the FSDP2 file, more
+# by name: reference, FSDP2 file, more flags
 WITHOUT = {"plain": (LAYERS, {}), "Ulysses": (LAYERS, ULYSSES), "bf16": (IN_BF16, BF16)}
 CASES = {
     "2 ranks": ("plain", LAYERS, dict(expert_ranks=2)),
@@ -106,7 +106,7 @@ def test_goes_on_from_either_kind_of_checkpoint(tmp_path, flags):
         assert begun + rest == pytest.approx(wanted, rel=2e-6)  # sums in another order
         mine, all_of_them = norms(said_first) + norms(said_rest), norms(said)
         assert len(mine) == len(all_of_them) == 8
-        # printed with three digits behind the point
+        # printed with three decimals
         assert sorted(mine) == pytest.approx(sorted(all_of_them), rel=1e-5)
         mine = load_file(written / "model.safetensors")
         assert mine.keys() == whole.keys()

@@ -1,4 +1,4 @@
-"""The forecast for a GPU (docs/benchmarks.md): it runs, and what it counts is what a hand counts."""
+"""The forecast for a GPU (docs/benchmarks.md) runs, and its counts equal those by hand."""
 import collections
 import dataclasses
 import sys

@@ -1,4 +1,4 @@
-"""Trainings in fp16: Megatron's loss scale, what it skips, and what a checkpoint keeps of it."""
+"""Trainings in fp16: Megatron's loss scale, skipped steps, and their state in checkpoints."""
 import pytest
 import torch
 
@@ -56,7 +56,7 @@ def test_the_scale_is_megatrons(folder, megatron, stored):
 
 @pytest.mark.parametrize("stored, checkpoint", [("--fp16", "torch_dist"), ("param_dtype", "torch_dcp")])
 def test_a_run_goes_on_bit_for_bit(folder, megatron, stored, checkpoint):
-    """After steps within the overflows of the start, and within the window behind them."""
+    """After steps within the overflows of the start, and within the window after them."""
     save = folder / f"{stored}_{checkpoint}"
     flags = ["--train-iters", 16, "--ckpt-format", checkpoint]
     straight, _ = pretrain(folder, stored, *flags, "--save", save, "--save-interval", 1, ranks=2)

@@ -43,7 +43,7 @@ def agree(one, other):
 @pytest.mark.parametrize("way", WAYS)
 def test_they_train_as_one_copy(tmp_path, way):
     flags, config, worlds = WAYS[way]
-    sharded = train(tmp_path, worlds[0], "sharding_size: auto\n", *flags)  # as if nothing was ignored
+    sharded = train(tmp_path, worlds[0], "sharding_size: auto\n", *flags)  # without ignored modules
     for ranks in worlds:
         agree(sharded, train(tmp_path, ranks, config, *flags))
 

@@ -31,7 +31,7 @@ reference:
 
 @torch.no_grad()
 def continuation(model, text, tokens, **seen):
-    """[tokens]: behind a token that ends the text, that token again."""
+    """[tokens]: after an end token, rows are padded with it."""
     mask = torch.ones_like(text[None])  # token 0 of a text is one like others
     new = model.generate(text[None], attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0,
                          **seen)[0, len(text):]
@@ -49,8 +49,8 @@ def by_transformers(model, texts, length, tokens):
 
 
 def make_wanted(folder, model, length=23):
-    """Writes a model and a data set; the folder, and what transformers makes of them. Two tokens end a text, one of
-    which comes third behind the first one."""
+    """Writes a model and a data set; returns the folder and transformers' results. Two tokens end a text; one of them
+    comes third after the first one."""
     texts = [torch.randint(0, 96, (length,)) for length in LENGTHS]
     model.generation_config.eos_token_id = [96, int(continuation(model, texts[0], 3)[2])]
     model.save_pretrained(folder / "model")
@@ -123,7 +123,7 @@ def with_dynamic():
 
 @pytest.mark.parametrize("make_model", [with_longrope, with_yarn, with_dynamic])
 def test_positions_of_ranks_that_share_a_sequence(tmp_path, make_model):
-    """Some texts are longer than the original positions, some by what is generated, and one has just as many."""
+    """Some texts exceed the original positions, some by generated tokens, and one has exactly as many."""
     torch.manual_seed(4)
     model = make_model().eval()
     model.generation_config.use_cache = False  # or it keeps keys that were turned for a shorter text

@@ -1,4 +1,4 @@
-"""What is built outside the tree against an installed megashard: the program of docs/user_models.md, and models for
+"""Programs built outside the tree against an installed megashard: that of docs/user_models.md, and models for
 --model-plugin."""
 import json
 import os
@@ -34,10 +34,10 @@ def flags_of(packages, folder):
 
 
 def test_what_is_installed_is_what_the_setup_builds():
-    """`meson install --no-rebuild` behind launch/setup, which builds no tests, finds all files."""
+    """`meson install --no-rebuild` after launch/setup, which builds no tests, finds all files."""
     targets = re.search(r"\|\| targets=\((.*)\)", (ROOT / "launch" / "setup").read_text())[1].split()
     built = set()
-    for tool in ("query", "inputs"):  # what the targets name, and what that needs
+    for tool in ("query", "inputs"):  # targets, and their inputs
         built |= set(run("ninja", "-C", BUILD, "-t", tool, *targets, cwd=ROOT).split())
     files = [pathlib.Path(path) for path in json.loads(run("meson", "introspect", "--installed", BUILD, cwd=ROOT))]
     made = {str(path.relative_to(BUILD)) for path in files if path.is_relative_to(BUILD)}
@@ -192,7 +192,7 @@ def test_what_is_no_plugin_says_so(tmp_path, installed, plugins):
     run("gcc", "-shared", "-fPIC", "plain.c", "-o", "plain.so", cwd=tmp_path)
     assert "is no plugin: it does not export megashard_model_plugin()" in refused(tmp_path / "plain.so")
 
-    # As megashard::ModelPlugin lies in memory, with other versions.
+    # The memory layout of megashard::ModelPlugin, with other versions.
     def other(name, version, libtorch, size):
         (tmp_path / f"{name}.c").write_text(
             "#include <stddef.h>\nstruct { unsigned version; const char* libtorch; size_t sizes[3]; void* add; } "

@@ -1,4 +1,4 @@
-"""launch/examples/*.sh as they stand: their jobs have the losses of `megashard launch` with as many ranks."""
+"""launch/examples/*.sh, unchanged: their jobs have the losses of `megashard launch` with as many ranks."""
 import json
 import os
 import pathlib
@@ -54,7 +54,7 @@ def path_with(folder, *stand_ins):
 
 
 def test_slurm(folder, expected, tmp_path):
-    """Two nodes. What is given to sbatch counts more than what the script asks for."""
+    """Two nodes. sbatch's arguments override the script's."""
     path = path_with(tmp_path / "bin", "sbatch", "srun", "scontrol")
     losses = losses_of(folder, "sbatch", "--ntasks-per-node=2", "--cpus-per-task=1", EXAMPLES / "slurm.sh", *SMALL,
                        metrics="checkpoints/run.jsonl", MODEL="model", DATA="data", PATH=path)

@@ -12,7 +12,7 @@ import pytest
 from megashard import BUILD, ROOT, run
 
 MODULE = BUILD / "libmegashard_cuda.so"
-KERNELS = {  # as docs/kernels.md calls them: what stands in the function's mangled name
+KERNELS = {  # names in docs/kernels.md: pattern of the function's mangled name
     "copies": "copy_kernel",
     "fp8: largest magnitude": "amax_kernel",
     "fp8: quantise": "15quantise_kernel",

@@ -40,7 +40,7 @@ def test_a_plan_has_what_a_training_has_resident(folder):
     planned = run(PROGRAM, "plan", *flags, "--fsdp2-config-path", folder / "fsdp2.yaml", "--device",
                   folder / "alone.yaml").stdout
     peak = int(re.search(r"peak memory of rank 0: .* \((\d+) bytes\)", planned)[1])
-    held = bytearray(b"1") * (3 * peak)  # what the process that starts it has does not count
+    held = bytearray(b"1") * (3 * peak)  # memory of the parent process does not count
     steps, _ = pretrain(folder, *flags, "--mock-data", "--eval-iters", 0, "--train-iters", 3,
                         "--init-model-with-meta-device", config=LAYERS)
     assert len(held) > peak

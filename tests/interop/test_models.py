@@ -99,7 +99,7 @@ def pictures(tokens, timestamps):
     """Puts two images into the first row, a video and an image into the second, nothing into the third."""
     image_grids, video_grids = torch.tensor([[1, 6, 4], [1, 4, 10], [1, 4, 4]]), torch.tensor([[3, 4, 6]])
     tokens[0, 2:8], tokens[0, 10:20] = IMAGE, IMAGE
-    for frame in range(3):  # a timestamp stands between the frames of Qwen3
+    for frame in range(3):  # Qwen3 has a timestamp between frames
         start = 1 + frame * (8 if timestamps else 6)
         tokens[1, start:start + 6] = VIDEO
     tokens[1, 28:32] = IMAGE

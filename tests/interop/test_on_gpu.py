@@ -80,7 +80,7 @@ def test_speeds_from_a_pack(elsewhere, tmp_path):
 
 
 def test_failures_end_nothing(elsewhere, tmp_path):
-    """A pack without the library that trains: every line is tried, and says what is missing."""
+    """A pack without the training library: every line runs, and names the missing library."""
     broken = tmp_path / "broken"
     shutil.copytree(elsewhere, broken)
     (broken / "build" / "launch" / "libmegashard_programs.so").unlink()

@@ -188,7 +188,7 @@ def test_bf16_parameters_fp32_reduction(results, case):
 
 @pytest.mark.parametrize("case", FP16, ids=str)
 def test_fp16_with_a_loss_scale(results, case):
-    """Beside torch's GradScaler: the same scales and skipped steps, and what the others learn."""
+    """Against torch's GradScaler: same scales, skipped steps and weights."""
     theirs, ours = results[case]
     assert torch.equal(ours["loss_scale"], theirs["loss_scale"])
     initial, _, overflows = case.loss_scale

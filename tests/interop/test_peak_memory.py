@@ -18,7 +18,7 @@ from test_parity import Case
 
 STEPS, TOKENS = 3, 4
 SIDES = ("ours", "fsdp2", "fsdp1")
-# Model, ranks, what they talk by; the share of FSDP1's peak that ours may have.
+# Model, ranks, backend; upper bound of our peak / FSDP1's.
 CASES = {("qwen3", 2, "gloo"): 0.93, ("qwen3", 2, "fake"): 0.93, ("qwen3", 4, "fake"): 0.93, ("llama", 2, "gloo"): 0.93,
          ("llama", 4, "fake"): 0.93}
 

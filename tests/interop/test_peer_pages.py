@@ -1,4 +1,4 @@
-"""docs/from_*.md: their commands run, and what they say of flags and keys is so."""
+"""docs/from_*.md: their commands run, and their statements about flags and keys are true."""
 import re
 import sys
 
@@ -59,8 +59,8 @@ def test_every_key_of_ours_is_one_of_the_file(name):
 
 
 def test_names_of_accelerate_are_answered_with_ours():
-    """Flags of `accelerate launch` and TrainingArguments that are none here: the message has one of the page's words,
-    or says that there is nothing to give."""
+    """Unknown flags of `accelerate launch` and TrainingArguments: the message has a word of the page, or says that the
+    flag is not needed."""
     here = {}
     for there, ours in rows(PAGES["from_accelerate"]):
         if re.search(r"\S\(|[:/.]|fsdp_|accelerate|ignored_|\b[dtcs]p_", there):

@@ -87,8 +87,8 @@ def kept_of_layer(model):
 
 
 def peak_of_fsdp2(model, world, tokens):
-    """What rank 0 holds at least when most is held, with a unit a layer: fully_shard, reshard_after_forward, AdamW in
-    fp32, param_dtype bf16, reduce_dtype fp32; without what allocators and cuBLAS waste."""
+    """Lower bound of rank 0's peak with a unit a layer: fully_shard, reshard_after_forward, AdamW in fp32, param_dtype
+    bf16, reduce_dtype fp32; without the waste of allocators and cuBLAS."""
     parameters = model.layers * model.unit + model.root
     held = STATE * parameters / world          # rows and moments
     held += 2 * model.root                     # the root stays gathered from its forward to the end of backward

@@ -40,7 +40,7 @@ def test_gathers_and_reductions_go_round_a_ring(folder, world, latency, device):
 
 
 def test_small_micro_batches_on_many_nodes_shard_within_a_node(folder):
-    """2 ms a collective are more than what computes between two of them; an all-reduce has no ring."""
+    """2 ms a collective take longer than the compute between two of them; an all-reduce has no ring."""
     said = plan(folder, LLAMA_7B, 512, "--device", "h100", "--fit", length=1024)
     fastest = re.search(r"^fastest that fits: .*$", said, re.M)[0]
     assert "sharding_size: 8" in fastest

@@ -1,4 +1,4 @@
-"""`megashard plan`: what --fit finds, how large a plan may be, devices, and wrong flags and files."""
+"""`megashard plan`: results of --fit, the largest plans, devices, and wrong flags and files."""
 import re
 import time
 

@@ -1,4 +1,4 @@
-"""launch/preprocess/preprocess_data.py: what megatron-core reads of it, and what it says about wrong input."""
+"""launch/preprocess/preprocess_data.py: megatron-core reads its files; errors for wrong input."""
 
 import gzip
 import json

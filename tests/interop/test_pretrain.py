@@ -23,7 +23,7 @@ def straight(folder):
 
 def test_loss_falls(straight):
     assert len(straight) == 20
-    assert straight[0]["loss"] == pytest.approx(4.85, abs=0.2)  # log(128), the padded vocabulary: nothing is known yet
+    assert straight[0]["loss"] == pytest.approx(4.85, abs=0.2)  # log(128), the padded vocabulary: before training
     assert straight[-1]["loss"] < straight[0]["loss"] - 0.15
     assert [step["step"] for step in straight] == list(range(1, 21))
     assert straight[-1]["consumed_samples"] == 160

@@ -145,7 +145,7 @@ def compare(case, steps, rank):
         for name, gradient, weight in zip(case["names"], ours["gradients"], ours["weights"]):
             for what, mine, other in (("gradient", gradient, gradients[name]), ("weight", weight, weights[name])):
                 if (mine is None) != (other is None):
-                    # PyTorch gives zeros where nothing was used
+                    # PyTorch gives zeros for unused parameters
                     if other is not None and other.abs().max() == 0:
                         continue
                     wrong.append(f"step {number} {name}: {what} {mine and 'there'} here, {other} by PyTorch")

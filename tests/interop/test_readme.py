@@ -1,4 +1,4 @@
-"""README.md says of Megatron's flags what the program does with them, and its links lead somewhere."""
+"""README.md describes Megatron's flags as the program treats them, and its links exist."""
 import re
 
 import pytest

@@ -1,4 +1,4 @@
-"""`megashard report`: one page about runs, from what they write."""
+"""`megashard report`: one page about runs, from their files."""
 import html.parser
 import json
 import re
@@ -14,7 +14,7 @@ TRAINING = megashard.network() + (
 
 
 class Page(html.parser.HTMLParser):
-    """The words of a page by the tag that they stand in, and the tags that are there."""
+    """The words of a page by their tag, and its tags."""
 
     def __init__(self, text):
         super().__init__()

@@ -1,4 +1,5 @@
-"""A training that stops and goes on: at the same ranks, at others, from others' checkpoints, and with every option."""
+"""Trainings that stop and resume: at the same number of ranks, at others, from others' checkpoints, with every
+option."""
 import json
 import sys
 
@@ -74,7 +75,7 @@ def test_other_ranks_and_shapes_go_on_within_rounding(folder, plain):
 
 
 def test_replicas_are_written_once(folder, plain):
-    """2x2: every element lies in one place, as many bytes as two ranks without replicas write, shared by four."""
+    """2x2: every element is stored once, as many bytes as two ranks without replicas write, distributed over four."""
     save = folder / "replicas"
     pretrain(folder, "--train-iters", 1, "--save", save, "--save-interval", 1, ranks=4, sharding=2)
 
@@ -295,7 +296,7 @@ def test_ranks_of_a_sequence_draw_alike(folder):
 
 @pytest.mark.slow  # imports megatron-core again and again
 def test_random_states_of_megatron(folder):
-    """As torch.get_rng_state() has them: a list over ranks in torch_dcp and in torch_dist, or one entry for all
+    """As torch.get_rng_state() returns them: a list over ranks in torch_dcp and in torch_dist, or one entry for all
     ranks."""
     save = folder / "drawn"
     flags = ["--train-iters", 4, "--data-parallel-random-init"]  # ranks draw apart

@@ -128,7 +128,7 @@ def test_the_parts_of_a_step_are_told_in_megatrons_form(folder):
 
 @pytest.fixture(scope="module")
 def poisoned(folder):
-    """A model one of whose weights holds NaN, as Hugging Face files and as a step."""
+    """A model with a NaN in one weight, as Hugging Face files and as a step."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -176,7 +176,7 @@ def start(*words, ranks=2, **variables):
 
 
 def end(run, after, *signals):
-    """Sends them once a line with `after` has come; what was printed, what was said of errors, the exit code."""
+    """Sends the signals after a line with `after`; returns stdout, stderr and exit code."""
     seen = ""
     deadline = threading.Timer(60, run.kill)
     deadline.start()

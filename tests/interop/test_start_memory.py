@@ -1,5 +1,5 @@
-"""Memory of processes: of a start, constructed on meta, where each of 4 ranks needs at most 0.4 of what the whole model
-takes; and of a long sequence, which two ranks that share it can hold."""
+"""Memory of processes: a start on the meta device, where each of 4 ranks needs at most 0.4 of the whole model; and a
+long sequence that needs two ranks."""
 import resource
 
 import megashard
@@ -23,7 +23,7 @@ def test_deferred_start(tmp_path):
     # biases and norms: < 0.2%
     parameters = DEPTH * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * width) + (VOCABULARY + 1) * HIDDEN
     model = 4 * parameters
-    assert model > 200e6  # much more than what the measurement of one process varies by, a few MB
+    assert model > 200e6  # much more than the variation of one process, a few MB
     # The program itself takes as much again: the same start with a model of nothing is taken off.
     base = peak_bytes(tmp_path, 16, "--init-model-with-meta-device")
     deferred = (peak_bytes(tmp_path, HIDDEN, "--init-model-with-meta-device") - base) / model

@@ -28,7 +28,7 @@ BF16 = dict(param_dtype="bfloat16", reduce_dtype="float32", optimizer="sgd", lr=
 # A step that overflows on four ranks, where a rank's loss has four times the weight, does not on one: the scale stays
 # small, and does not grow (test_fp16.py has the growth).
 FP16 = BF16 | dict(param_dtype="float16", loss_scale=dict(initial=1024.0, window=100, overflows=[]))
-# by the dtype of a job: what the names of its runs end in, its fields, and what its FSDP2 file has besides
+# by dtype of a job: suffix of its runs' names, its fields, and additional keys of its FSDP2 file
 DTYPES = {"float32": ("", {}, ""), "bfloat16": (" in bf16", BF16, "param_dtype: bf16\nreduce_dtype: fp32\n"),
           "float16": (" in fp16", FP16, "param_dtype: fp16\nreduce_dtype: fp32\n")}
 RING = dict(sequence_ranks=2, ring=2)

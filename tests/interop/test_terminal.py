@@ -38,7 +38,7 @@ def written_to_a_terminal(words, columns=120, **variables):
     try:
         while piece := os.read(ours, 65536):
             seen += piece
-    except OSError:  # Linux says so when nobody has the other end any more
+    except OSError:  # Linux raises this when the other end is closed
         pass
     finally:
         os.close(ours)

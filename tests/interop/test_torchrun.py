@@ -1,4 +1,5 @@
-"""`torchrun --no-python ... megashard pretrain`: it trains, and what fails ends in one message and a failed group."""
+"""`torchrun --no-python ... megashard pretrain`: training works, and a failure ends in one message and a failed
+group."""
 import json
 import pathlib
 import sys

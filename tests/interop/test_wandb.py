@@ -7,7 +7,7 @@ from megashard import ROOT, environment, run
 
 
 def records_of_wandb(file):
-    """Payloads of a .wandb file: LevelDB's log format behind a header of 7 bytes."""
+    """Payloads of a .wandb file: LevelDB's log format after a header of 7 bytes."""
     data, offset, payload = file.read_bytes(), 7, b""
     while offset < len(data):
         left = 32768 - offset % 32768  # of a block; a record's header is never cut

@@ -35,7 +35,7 @@ def said(text):
 
 
 def make_processors(folder):
-    """Tokenizer, chat template and image processor of all the families, and the two pictures; one lies on its side."""
+    """Tokenizer, chat template and image processor of all the families, and two pictures, one of them rotated."""
     from transformers import PreTrainedTokenizerFast
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -67,7 +67,7 @@ def write_video(path, frames, fps, size):
 
 
 def make_videos(folder, family):
-    """The video processor beside what make_processors() made, and two videos; transformers' processor of the whole."""
+    """The video processor for make_processors(), and two videos; returns transformers' combined processor."""
     import transformers
     from transformers import AutoTokenizer, Qwen2VLImageProcessor
 

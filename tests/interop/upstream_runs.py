@@ -44,7 +44,7 @@ def is_here(entry):
 
 
 def run_entry(entry, folder, workshop=None):
-    """(result, reasons, what the program printed): "runs", or "refused" with its sentences."""
+    """(result, reasons, output): "runs", or "refused" with its sentences."""
     folder.mkdir(parents=True)
     workshop = workshop or Workshop(folder)
     kind = {"flags": mindspeed_flags, "yaml": mindspeed_yaml, "native": mindspeed_native, "roll": roll_worker,

@@ -15,7 +15,7 @@ def programs():
 
 
 def names_in(program):
-    """Names of the cases; None where the program cannot even list them."""
+    """Names of the cases; None if the program cannot list them."""
     try:
         listed = subprocess.run(listing(program), capture_output=True, text=True, timeout=LIMIT,
                                 env=program_environment())
@@ -29,7 +29,7 @@ def listing(program):
 
 
 def names(listed):
-    """Suites stand at the margin, their tests are indented."""
+    """Suite names are not indented, test names are."""
     suite = ""
     for line in listed.splitlines():
         name = line.partition("#")[0].strip()
@@ -40,7 +40,7 @@ def names(listed):
 
 
 def lines(scratch, device):
-    """Of all programs; on `device` sim they run on the simulated one, and on cpu they skip themselves."""
+    """Tests of all programs; on `device` sim they run on the simulated one, on cpu they skip themselves."""
     environment = {"OMP_NUM_THREADS": "1", **({"MEGASHARD_TEST_DEVICE": "sim"} if device == "sim" else {})}
     for program in programs():
         found = names_in(program)
@@ -57,7 +57,7 @@ def line(program, name, scratch, environment, has_gpu):
 
 
 def seen(result, has_gpu):
-    """Figures of a test that did not fail: none, or why it skipped itself. A GPU that it does not find is a fault."""
+    """Figures of a test that did not fail: none, or why it was skipped. A skip because no GPU was found is a fault."""
     cases = list(ElementTree.parse(result).getroot().iter("testcase"))
     if not cases:
         raise Failure("no such test in this program")

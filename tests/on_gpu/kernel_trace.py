@@ -1,4 +1,4 @@
-"""What a GPU did in the steps of a Chrome trace that `megashard pretrain --profile` wrote."""
+"""A GPU's activity in the steps of a Chrome trace that `megashard pretrain --profile` wrote."""
 
 import collections
 import json
@@ -8,7 +8,7 @@ from lines import Failure
 
 SHOWN_KERNELS = 16
 ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
-LONG_GAP = 20  # microseconds; what lies between two kernels without a wait of the host is shorter
+LONG_GAP = 20  # microseconds; gaps between kernels without a host sync are shorter
 
 
 def device_figures(text, categories=ON_DEVICE):
@@ -30,7 +30,7 @@ def device_figures(text, categories=ON_DEVICE):
 
 
 def busy_and_gaps(intervals):
-    """Of sorted (begin, end): the time that any of them takes, and the gaps between."""
+    """For sorted (begin, end): total time with overlaps merged, and the gaps between."""
     busy, gaps, end = 0.0, [], intervals[0][0]
     for begin, stop in intervals:
         if begin > end:
@@ -41,6 +41,6 @@ def busy_and_gaps(intervals):
 
 
 def short_name(name):
-    """Without what every instance of a template repeats."""
+    """Kernel name without the parts that all instances of a template repeat."""
     name = re.sub(r"^void |\(anonymous namespace\)::|megashard::|at::native::|\(.*", "", name)
     return name[:100]

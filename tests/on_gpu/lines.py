@@ -26,7 +26,7 @@ class Line:
     command: list
     limit: float  # seconds
     environment: dict  # whole
-    judge: Callable[[str], dict] = lambda output: {}  # figures of what it left; throws Failure
+    judge: Callable[[str], dict] = lambda output: {}  # figures of its output; throws Failure
     obstacle: str = ""  # why it cannot run on this machine
     prepare: Callable[[], None] = lambda: None  # before it is run
     clean: Callable[[], None] = lambda: None  # afterwards, whatever became of it
@@ -43,7 +43,7 @@ class Result:
 
 
 def last_words(output):
-    """What an output says about a failure: its last error and what follows, or its last line."""
+    """The failure's text in an output: its last error and the lines after it, or its last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
     telling = [place for place, line in enumerate(lines) if "rror" in line or "Failure" in line]
     return " ".join(lines[(telling or [len(lines) - 1])[-1]:])[:LONGEST_REASON]
@@ -57,7 +57,7 @@ class Runner:
         self.lock = threading.Lock()
 
     def run_together(self, lines):
-        """As many at a time as there are workers; returns when all are done."""
+        """Runs them in parallel, one per worker; returns when all are done."""
         with concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
             list(pool.map(self.run, lines))
 

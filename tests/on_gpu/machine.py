@@ -46,14 +46,14 @@ def torch_place():
 
 
 def program_environment(**more):
-    """For megashard's own programs; torch's libraries find CUDA's by themselves."""
+    """Library path for megashard's programs; torch's libraries find CUDA's by their run path."""
     folders = [BUILD, BUILD / "launch", CARRIED, torch_place()[0] / "lib"]
     own = [path for path in [os.environ.get("LD_LIBRARY_PATH", "")] if path]
     return {**os.environ, "LD_LIBRARY_PATH": ":".join([*map(str, folders), *own]), **more}
 
 
 def first_gpu():
-    """name, memory in GiB and driver of the first GPU; None without one."""
+    """(name, memory in GiB, driver) of the first GPU; None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
@@ -83,14 +83,14 @@ def look_at(dry_run_on=None):
 
 
 def find_tool(name):
-    """NVIDIA's tools are often installed but not on the PATH; None where there is none."""
+    """Path of one of NVIDIA's tools, which are often not on the PATH; None if it is not installed."""
     candidates = [path for folder in TOOL_FOLDERS for path in sorted(pathlib.Path(folder).rglob(name))]
     installed = (str(path) for path in candidates if path.is_file() and os.access(path, os.X_OK))
     return shutil.which(name) or next(installed, None)
 
 
 def mistakes():
-    """Messages about what keeps anything from running here."""
+    """Messages about missing requirements."""
     if not PROGRAM.exists():
         yield f"{PROGRAM} is missing: build it with launch/setup --tests"
     if PACK_FACTS.exists():

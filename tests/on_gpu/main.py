@@ -22,8 +22,8 @@ from report import Report
 from smoke import Smoke
 from training import Training
 
-SECONDS = 530  # of a mode or of --all; the rest of the nine minutes is for what is around the lines
-# With their seconds of --all, of SECONDS; what one leaves is the next one's.
+SECONDS = 530  # of a mode or of --all; the rest of the nine minutes is for start and end
+# With their shares of SECONDS under --all; unused time goes to the next mode.
 MODES = {
     "smoke": (Smoke, 230, "does all work? kernels, tests, a CPU's losses, races, saves, NCCL"),
     "mfu": (Mfu, 140, "models of 0.5 to 7 B parameters, saves"),
@@ -58,7 +58,7 @@ def first_line(on):
 
 
 def run_mode(mode, wanted, on, output, scratch, deadline, first):
-    """Runs a mode's wanted lines, behind the line `first` if there is one; returns (passed, failed, skipped)."""
+    """Runs a mode's wanted lines, after the line `first` if there is one; returns (passed, failed, skipped)."""
     print(f"==> {mode}", flush=True)
     report = Report(mode, on, output)
     log = output / f"{mode}.log"

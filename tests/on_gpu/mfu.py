@@ -1,4 +1,4 @@
-"""How fast is it? Models of 0.5 to 7 B parameters, saves, and where the time of a microbatch goes."""
+"""Speed of models of 0.5 to 7 B parameters and of saves, and the time of a microbatch by kernel."""
 
 import gzip
 import re
@@ -36,7 +36,7 @@ class Mfu:
                   *self.saves()]
 
     def sizes(self, sequence):
-        """As docs/benchmarks.md forecasts them."""
+        """As in the forecast of docs/benchmarks.md."""
         for size, microbatches in (("0.5 B", 2), ("1.5 B", 4), ("3 B", 8), ("7 B", 1)):
             model = filling(size, self.machine, sequence, microbatches)
             yield train(self.training, f"{size}, sequences of {sequence}", size, model, limit=90, steps=6,

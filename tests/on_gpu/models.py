@@ -54,7 +54,7 @@ SIZES = {
     "7 B": Model(3584, 18944, 28, 28, 4, 152064, tied=False, micro_batch=4, tokens_at_once=12288,
                  needed_gib=130),
 }
-# For comparing devices and runs: wide enough that a GPU is busy while the host goes on.
+# For comparing devices and runs: wide enough to keep a GPU busy while the host enqueues.
 SMALL = Model(512, 1408, 4, 8, 4, 2048, sequence=256, micro_batch=2, global_batch=2)
 TINY = Model(64, 128, 2, 4, 2, 256, sequence=32, micro_batch=2, global_batch=4)  # of a dry run
 LARGE_GPU_GIB = 120
@@ -70,7 +70,7 @@ def sized(name, machine):
 
 
 def filling(name, machine, sequence, microbatches):
-    """The model of that size, so many tokens at once that they fill a large GPU: what its speed is judged by."""
+    """The model of that size with a micro batch that fills a large GPU, for speed."""
     model = sized(name, machine)
     if machine.dry_run:
         return model

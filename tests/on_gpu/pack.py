@@ -1,4 +1,4 @@
-"""Lays what tests/gpu needs into a folder that runs on another machine: programs, scripts and kernels' sources."""
+"""Copies the files of tests/gpu to a folder for another machine: programs, scripts and kernels' sources."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def forget_run_path(program):
 
 
 def carry_libraries(programs, folder):
-    """What they load that is neither theirs, nor torch's, nor everywhere."""
+    """Libraries that they load which are neither megashard's nor torch's nor on every machine."""
     torch_folders = torch_place()[0].parent
     for program in programs:
         for name, path in needed_libraries(program):

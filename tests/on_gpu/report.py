@@ -1,4 +1,4 @@
-"""What was found: on the terminal line by line, as JSON, and as a table of Markdown."""
+"""Results: on the terminal line by line, as JSON, and as a table of Markdown."""
 
 import dataclasses
 import datetime
@@ -21,7 +21,7 @@ def cell(text):
 
 
 class Report:
-    """The results of one mode in a folder: MODE.json and MODE.md, written anew after each line."""
+    """Results of one mode in a folder: MODE.json and MODE.md, rewritten after each line."""
 
     def __init__(self, mode, machine, folder):
         self.mode, self.machine, self.folder = mode, machine, folder

@@ -9,7 +9,7 @@ from models import SMALL, TINY
 
 KERNEL_TESTS = {"parallel": "CudaKernels.*", "models": "CudaRowKernels.*"}  # by layer
 FP32, BF16 = 1e-4, 2e-2  # relative: other kernels, other orders of sums
-AGAIN_FP32, AGAIN_BF16 = 1e-5, 5e-3  # the same kernels once more: what atomics add in any order
+AGAIN_FP32, AGAIN_BF16 = 1e-5, 5e-3  # the same kernels again: atomics add in any order
 STEPS, SAVED_STEP = 6, 3
 ON_CPU = ", on a CPU"
 
@@ -35,7 +35,7 @@ STRATEGIES = [
     Strategy("activation offload", "offload_modules: ['model.layers.{*}']\nmin_offloaded_tensor_size: 1\n",
              reference="fp32"),
 ]
-# With either, what was freed too early or waited for by luck has other values.
+# With either, memory that was freed or read too early has other values.
 RACE_PROBES = {"launches block": "CUDA_LAUNCH_BLOCKING", "no cached memory": "PYTORCH_NO_CUDA_MEMORY_CACHING"}
 SAVES = {", saved": [], ", saved while training": ["--async-save"]}  # flags by suffix
 
@@ -69,7 +69,7 @@ class Smoke:
         yield 1, list(self.sanitizers())
 
     def train(self, strategy, suffix="", *, on_cpu=False, same_as="", tolerance=0, flags=(), environment=None):
-        """A line of that strategy, compared with the line `same_as`; on the CPU, what others are compared with."""
+        """A line of that strategy, compared with the line `same_as`; on the CPU, the reference of others."""
         model = TINY if self.machine.dry_run else SMALL
         model = dataclasses.replace(model, global_batch=model.micro_batch * strategy.microbatches)
         judge = (lambda steps, _: {"loss": steps[-1]["loss"]}) if on_cpu else self.training.same_as(same_as, tolerance)

@@ -1,4 +1,4 @@
-"""Lines that train: `megashard pretrain` on generated tokens, and what they wrote in their metrics files."""
+"""Lines that train: `megashard pretrain` on generated tokens, and their metrics files."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from lines import Failure, Line
 from machine import PROGRAM, program_environment
 
 WARM_UP = 3  # steps that no speed is taken from
-GRAD_NORM_SLACK = 10  # a norm may differ by so many times what a loss may
+GRAD_NORM_SLACK = 10  # tolerance of a norm / tolerance of a loss
 
 
 def folder_name(name):
@@ -79,7 +79,7 @@ def read_steps(metrics):
 
 
 def largest_difference(steps, others):
-    """Of losses, and of gradient norms by a scale of their own, relative; over the steps that both have."""
+    """Largest relative difference of losses, and of gradient norms with a separate scale, over the common steps."""
     by_step = {each["step"]: each for each in others}
     both = [(step, by_step[step["step"]]) for step in steps if step["step"] in by_step]
     if not both:
@@ -89,7 +89,7 @@ def largest_difference(steps, others):
 
 
 def speed(steps, _output=""):
-    """Medians of the steps behind the warm-up, and the peak of all."""
+    """Medians of the steps after the warm-up, and the peak of all."""
     steady = steps[WARM_UP:] or steps
     figures = {"tokens/s": statistics.median(step["tokens_per_s"] for step in steady)}
     if steady[0].get("mfu") is not None:

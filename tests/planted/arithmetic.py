@@ -1,4 +1,4 @@
-"""Faults of what is computed: divisors, offsets, dtypes, stale shards. The random trees notice most of them."""
+"""Faults of arithmetic: divisors, offsets, dtypes, stale shards. The random trees find most of them."""
 
 from fault import Fault, Tests
 

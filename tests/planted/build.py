@@ -41,7 +41,7 @@ def patched(file, faults):
 
 
 def command_of(room):
-    """How the room's sources are compiled: (words, without source and output)."""
+    """Compiler command of the layer's sources, without source and output."""
     for entry in json.loads((BUILD / "compile_commands.json").read_text()):
         if f"libmegashard_{room}.a.p" not in entry["output"]:
             continue

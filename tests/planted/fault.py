@@ -1,4 +1,4 @@
-"""What a planted fault is."""
+"""A planted fault."""
 
 import dataclasses
 import pathlib
@@ -29,13 +29,13 @@ class Fault:
     instead: str
     tests: tuple
     also: tuple = ()  # further (text, instead) of the same file
-    users: tuple = ()  # of a header: all sources that use what is changed
+    users: tuple = ()  # for a header: all sources that use the changed text
 
     def changes(self):
         return ((self.text, self.instead), *self.also)
 
     def places(self):
-        """(begin, end) of its texts in the file; None where the file has changed."""
+        """(begin, end) of its texts in the file; None if the file has changed."""
         source = (ROOT / self.file).read_text()
         if any(source.count(text) != 1 for text, _ in self.changes()):
             return None
@@ -43,6 +43,6 @@ class Fault:
 
 
 def without(name, file, statement, *tests, after="", before="", users=()):
-    """The statement is left out; known text before and after it may tell it from others."""
+    """Removes the statement; known text before and after it may distinguish it from others."""
     left_out = f"if (!PLANTED) {{ {statement} }}"
     return Fault(name, file, after + statement + before, after + left_out + before, tests, users=users)

@@ -21,7 +21,7 @@ from tables import FAULTS, SAMPLE
 
 SECONDS = 120  # of one run
 TREES = "160"  # random ones, of tests/differential
-# What the device calls its findings, and what they are called here.
+# The device's names of findings, and ours.
 KINDS = {
     "race: ": "race",
     "memory was handed out again too early": "memory handed out too early",
@@ -59,7 +59,7 @@ def chosen(arguments):
 
 
 def run(tests, number, library):
-    """(whether all passed, what was found first); number 0: no fault is awake."""
+    """(whether all passed, first failure); number 0: no fault is active."""
     environment = {**os.environ, "MEGASHARD_TEST_DEVICE": tests.device, "MEGASHARD_SIM": tests.sim,
                    "OMP_NUM_THREADS": "1", "MEGASHARD_PLANTED": str(number), "MEGASHARD_TREE_CASES": TREES,
                    "LD_PRELOAD": str(library)}
@@ -88,7 +88,7 @@ def run(tests, number, library):
 
 
 def try_fault(number, fault, library):
-    """(whether it was caught, what is known)."""
+    """(whether it was caught, details)."""
     for tests in fault.tests:
         passed, what = run(tests, number, library)
         if not passed:
@@ -97,7 +97,7 @@ def try_fault(number, fault, library):
 
 
 def run_asleep(numbered, library, jobs):
-    """Every test that will be used, with no fault awake; returns what fails."""
+    """Runs every test that will be used without a fault; returns the failures."""
     used = sorted({tests for _, fault in numbered for tests in fault.tests}, key=str)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         results = list(pool.map(lambda tests: run(tests, 0, library), used))

@@ -1,4 +1,4 @@
-"""Faults of memory: what is handed out, kept and given back; and of the streams' own helpers."""
+"""Faults of memory: allocation, reuse and release; and of the streams' helpers."""
 
 from fault import Fault, Tests, without
 

@@ -1,4 +1,4 @@
-"""Where the product orders streams, the host and memory; each such place has a fault, or a reason why it has none."""
+"""Places where the product orders streams, the host and memory; each has a fault, or a reason why it has none."""
 
 import re
 

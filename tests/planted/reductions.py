@@ -1,4 +1,4 @@
-"""Faults of reductions: the streams that reduce, their buffers, and what waits for gradients."""
+"""Faults of reductions: the streams that reduce, their buffers, and waits for gradients."""
 
 from fault import Fault, Tests, without
 

@@ -1,4 +1,4 @@
-"""Faults of what travels in a ring, beside the compute."""
+"""Faults of messages in a ring, beside the compute."""
 
 from fault import Fault, Tests, without
 

@@ -1,4 +1,4 @@
-"""What the cases get wrong: data, FSDP2 files, models and a checkpoint, made once."""
+"""Inputs of the cases: data, FSDP2 files, models and a checkpoint, made once."""
 import json
 import os
 import shutil
@@ -60,7 +60,7 @@ def saved(folder):
 
 @pytest.fixture(scope="session")
 def here(folder, saved, tmp_path_factory):
-    """The run's step 2 in `saved`, and what is like it and wrong."""
+    """The run's step 2 in `saved`, and damaged variants of it."""
     path = tmp_path_factory.mktemp("checkpoints")
     done = run(*TRAIN, *SAVE, path / "saved")  # steps 1 and 2
     assert done.returncode == 0, done.stderr

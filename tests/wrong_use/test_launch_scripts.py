@@ -9,7 +9,7 @@ from wrong_use import FROM_MODEL, run, write_tokens
 
 
 class Change(NamedTuple):
-    told: str  # the line that tells it
+    told: str  # the notice
     leave: str = ""  # the flag that goes, with its values
     take: str = ""  # the words that come
 

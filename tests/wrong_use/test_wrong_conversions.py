@@ -60,7 +60,7 @@ def converted(*words):
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory, saved):
-    """Models, the steps made of them, and what is neither."""
+    """Models, the steps made of them, and files that are neither."""
     path = tmp_path_factory.mktemp("conversions")
     write_model(path / "llama", LLAMA)
     write_model(path / "qwen3", QWEN3)

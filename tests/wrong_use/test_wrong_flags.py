@@ -39,7 +39,7 @@ CASES = {
         "--hidden-size 32 contradicts the model's config.json, which says 16"),
 }
 
-# What stands behind flags that are right.
+# Wrong flags, appended to correct ones.
 FLAGS = {
     # types
     "a fraction of a layer": ("--num-layers 1.5", '--num-layers takes a whole number, got "1.5"'),
@@ -148,7 +148,7 @@ FLAGS = {
     "half a rank": ("--context-parallel-size 0", "--context-parallel-size is 0; it must be positive"),
     "sequences on ranks that are not there": ("--context-parallel-size 2",
                                               "world size 1 is not divisible by --context-parallel-size 2"),
-    # what needs another, and what excludes it
+    # flags that need or exclude another one
     "saving never": ("--save {folder}/never", "--save {folder}/never needs --save-interval"),
     "saving nowhere": ("--save-interval 5", "--save-interval 5 needs --save, the folder for checkpoints"),
     "a step of nothing": ("--ckpt-step 5", "--ckpt-step 5 needs --load"),
@@ -233,7 +233,7 @@ def test_ends_in_one_message(folder, name):
 def test_an_argument_file(name, tmp_path):
     text, message = YAML[name]
     (tmp_path / "file.yaml").write_text(text)
-    # The command line wins over what is right in the file.
+    # The command line overrides the file.
     check((["pretrain", f"{tmp_path}/file.yaml", *GOOD[1:]], USAGE, message))
 
 
@@ -343,7 +343,7 @@ def test_the_help_is_whole(program):
 
 
 def kinds_of_flags(help_text):
-    """By flag: what stands behind it in --help, "" behind a switch. Of those that have an effect."""
+    """By flag: its value's name in --help, "" for a switch. Only flags with an effect."""
     understood = help_text.partition("\naccepted, without effect here:\n")[0]
     return dict(re.findall(r"^  (--[a-z0-9-]+)(?: ([^ ,\n]+).*)?,?$", understood, re.MULTILINE))
 
@@ -362,7 +362,7 @@ def test_every_flag_says_what_it_takes():
 
 
 def test_the_help_of_other_programs_is_alike():
-    """Of those whose flags a library reads: its rules of a value are not told as it writes them."""
+    """Programs whose flags a library reads: help does not show the library's notation of rules."""
     for words in (["convert", "dcp_to_hf"], ["inspect"], ["launch"], ["report"]):
         text = run(*words, "--help").stdout
         assert not re.search(r"REQUIRED|[A-Z]:[A-Z]|kb\(|\.\.\. \.\.\.| x \d", text.split("\n", 3)[3]), text

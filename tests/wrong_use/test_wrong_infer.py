@@ -109,7 +109,7 @@ def test_help_needs_neither_model_nor_data():
 
 
 def test_flags_of_training_change_nothing(places):
-    """A launch script of training becomes one of inference by its subcommand: what it says of training is left out."""
+    """A launch script of training is one of inference with another subcommand: flags of training are ignored."""
     out = []
     for more in ([], [*RATE, "--train-iters", "7", "--global-batch-size", "24", "--lr-decay-style", "cosine",
                       "--lr-warmup-iters", "99", "--save", str(places / "not_made"), "--save-interval", "2"]):

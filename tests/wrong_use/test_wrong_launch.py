@@ -53,7 +53,7 @@ CASES = {
         "unknown subcommand 'README.md'; launch starts a program of yours by its path: ./README.md"),
 }
 BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-# what is set beside or instead of these (None: it is not set), a part of the message
+# changed variables (None: unset), a part of the message
 ENVIRONMENTS = {
     "a rank without a world": ({"WORLD_SIZE": None}, "RANK is set but WORLD_SIZE is not"),
     "a world without ranks": ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0: a world has at least one rank"),
@@ -71,7 +71,7 @@ ENVIRONMENTS = {
 LIBRARY = next(path for path in map(pathlib.Path, ("/lib/x86_64-linux-gnu/libm.so.6",
                                                    "/lib/aarch64-linux-gnu/libm.so.6", "/lib64/libm.so.6"))
                if path.exists())
-# what becomes of a library's bytes, a part of the message
+# change of a library's bytes, a part of the message
 PLUGINS = {
     "no plugin": (lambda data: data, "is no plugin: it does not export megashard_model_plugin()"),
     "a plugin that is cut off": (lambda data: data[:20000],

@@ -1,4 +1,4 @@
-"""Flags of what a run tells, of its signals and of its evaluations, each got wrong."""
+"""Wrong flags of the log, signals and evaluations."""
 import pytest
 
 from megashard import USAGE

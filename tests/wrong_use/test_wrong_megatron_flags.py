@@ -1,5 +1,5 @@
-"""Flags of Megatron-LM and MindSpeed-MM that would change what is trained, needed or written are refused, each with
-its reason."""
+"""Flags of Megatron-LM and MindSpeed-MM that would change training, memory or files are refused, each with its
+reason."""
 import pytest
 
 from megashard import USAGE

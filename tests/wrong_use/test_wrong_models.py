@@ -242,7 +242,7 @@ def test_documents_longer_than_a_sequence(folder, tmp_path):
 
 
 def test_a_launch_lines_flag_of_untied_weights_on_a_tied_model(folder, tmp_path):
-    """config.json says; and a later change of it is told by what it changes."""
+    """config.json decides; the error for a later change of it names the changed key."""
     tied = {"config.json": {"tie_word_embeddings": True}, "model.safetensors": None}
     make_model(folder, tmp_path / "model", tied)
     done = run(*FROM_MODEL, tmp_path / "model", "--untie-embeddings-and-output-weights", "--save", tmp_path / "run",

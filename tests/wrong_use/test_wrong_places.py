@@ -98,7 +98,7 @@ def test_a_folder_that_nobody_may_change(tmp_path):
 
 
 def test_a_disk_that_is_too_small(tmp_path):
-    """Of 64 KiB, less the lock."""
+    """A file system of 64 KiB, less the lock."""
     def on_small_disk(*words):
         mount = 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'
         return megashard.run("unshare", "-m", "sh", "-c", mount, tmp_path, *words, expect=None, cwd=ROOT)

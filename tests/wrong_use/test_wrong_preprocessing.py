@@ -209,7 +209,8 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def programs():
-    """The programs in this process, which has their packages: what starts a Python for each case would take seconds."""
+    """Runs the programs in this process, which has imported their packages: starting Python for each case takes
+    seconds."""
     import preprocess_data
 
     return preprocess_data
@@ -242,7 +243,7 @@ def test_wrong_files(programs, place, monkeypatch, capsys, name):
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_wrong_conversations(programs, name):
-    """Without a tokenizer: what a record lacks is found before."""
+    """Without a tokenizer: missing keys of a record are found first."""
     from preprocess_conversations import Encoder
     from preprocess_input import RecordError
     record, form, message = CONVERSATIONS[name]

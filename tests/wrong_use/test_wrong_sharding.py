@@ -1,4 +1,4 @@
-"""FSDP2 files that are wrong, contradict themselves, or say what has no effect."""
+"""FSDP2 files that are wrong, contradict themselves, or have keys without effect."""
 import pytest
 
 from megashard import USAGE
@@ -79,7 +79,7 @@ CUT_UNEVENLY = ("shard_placement:\n  model.layers.0.mlp: 1",
                 ", which the 3 ranks that share it do not divide; choose another dimension, or auto")
 TRAINED_APART = ("ignored_modules: [model.layers.0.mlp, model.norm]",
                  " more), so each of the 2 ranks would train its own copy; give " "ignored_modules_replicated: true")
-# by name: the file, the key that is told to have no effect
+# by name: the file, the key without effect
 MUTE_NO_MORE = {
     "offload without a GPU": ("offload_to_cpu: true", "offload_to_cpu"),
     "pinned memory without offload": ("pin_memory: false", "pin_memory"),

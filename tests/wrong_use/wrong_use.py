@@ -1,4 +1,4 @@
-"""Runs the programs as a user does who gets something wrong, and what the cases of test_wrong_*.py share."""
+"""Runs the programs with a user's mistakes; shared by test_wrong_*.py."""
 import math
 import os
 
@@ -11,7 +11,7 @@ def run(*arguments, **variables):
 
 
 def only_line(done):
-    """What the user sees: one line on stderr, no stack."""
+    """The user's output: one line on stderr, no stack."""
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("megashard: error: "), done.stderr
     return lines[0]
@@ -51,7 +51,7 @@ def steps_of(path):
 
 
 def run_with_permissions(*arguments):
-    """As a user whom permissions stop, which root is not."""
+    """As a user who is limited by permissions, unlike root."""
     drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
     return megashard.run(*(drop if os.geteuid() == 0 else []), PROGRAM, *arguments, expect=None, cwd=ROOT)
 
@@ -62,7 +62,8 @@ def write_tokens(prefix, token, documents=10):
 
 
 def write_conversations(prefix, tokens=(3, 50, 50, 4, 1, 2), grid=(1, 2, 4), width=24, learnt=1):
-    """A set of two alike: a question with places (50) for a picture of zeros, and an answer, learnt or not."""
+    """A set of two equal conversations: a question with places (50) for a picture of zeros, and an answer, learnt or
+    not."""
     from conversation_writer import Pictures, Sample, Writer
 
     writer = Writer(str(prefix), [], [])

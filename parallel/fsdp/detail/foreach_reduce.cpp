@@ -162,9 +162,10 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
   const bool widens = !group.has_wide_grads && !alone && dtype == at::kFloat && shard_group.takes_narrow_sums();
   const bool adds_narrow = alone && dtype == at::kFloat && streams.enabled() && stays_on_stream(group, streams) &&
                            reduction.factors.after == 1 && !group.comm.all_reduce_hook;
-  /// In place, 16-bit gradients are widened by the collective, or when one rank adds them to the earlier gradient.
+  /// dtype in which a gradient is reduced. 16-bit gradients keep theirs if the collective sums them in fp32, or if the
+  /// only rank adds them to an fp32 gradient.
   const auto sent_as = [&](const FsdpParam& param, const at::Tensor& grad) {
-    const at::ScalarType own = param.compute_dtype();  // accumulated gradients (no sync) may already be wide
+    const at::ScalarType own = param.compute_dtype();  // accumulated gradients (no sync) may have another dtype
     const bool is_added = adds_narrow && grad.defined() && grad.scalar_type() == own && param.adds_on_device();
     return is_narrow(own) && (widens || is_added) ? own : dtype;
   };

@@ -41,7 +41,7 @@ struct CommStreams {
   c10::Stream current() const { return current_stream(device); }
 };
 
-/// Streams and what is in flight on them (FSDPCommContext). One per root; roots that take turns may share it.
+/// Streams and collectives in flight on them (FSDPCommContext). One per root; roots that take turns may share it.
 struct CommContext {
   explicit CommContext(c10::Device device) : streams(device) {}
 
