@@ -18,6 +18,18 @@ namespace {
 using A = Arguments;
 using std::to_string;
 
+template <class Kinds>
+void add_options_of(const Kinds& kinds, OptionGroup& group, std::map<std::string, double> TrainingArguments::*values,
+                    OnResume on_resume) {
+  for (const auto& kind : kinds) {
+    for (const KindOption& option : kind.options) {
+      group.number(option.flag, values, option.initial, on_resume, option.help)
+          .at_least(option.least)
+          .at_most(option.most);
+    }
+  }
+}
+
 /// --objective, and the flags of its values.
 void add_objectives(std::vector<Option>& rows) {
   using enum OnResume;
@@ -25,13 +37,7 @@ void add_objectives(std::vector<Option>& rows) {
   std::vector<std::string> names;
   for (const auto& kind : objectives()) names.push_back(kind.name);
   group.add("--objective", &A::objective, kMustMatch, "the loss (docs/objectives.md)").one_of(names);
-  for (const auto& kind : objectives()) {
-    for (const auto& option : kind.options) {
-      group.number(option.flag, &A::objective_options, option.initial, kReport, option.help)
-          .at_least(option.least)
-          .at_most(option.most);
-    }
-  }
+  add_options_of(objectives(), group, &A::objective_options, kReport);
 }
 
 /// --callback, and the flags of its values.
@@ -46,13 +52,7 @@ void add_callbacks(std::vector<Option>& rows) {
       .add("--callback-plugin", &A::callback_plugin, kFree,
            "libraries that register callbacks, and their flags on the command line")
       .shown_as("FILE");
-  for (const auto& kind : callbacks()) {
-    for (const auto& option : kind.options) {
-      group.number(option.flag, &A::callback_options, option.initial, kFree, option.help)
-          .at_least(option.least)
-          .at_most(option.most);
-    }
-  }
+  add_options_of(callbacks(), group, &A::callback_options, kFree);
 }
 
 void add_loop(std::vector<Option>& rows) {

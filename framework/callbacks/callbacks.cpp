@@ -1,9 +1,5 @@
 #include "framework/callbacks/callbacks.h"
 
-#include <c10/util/Exception.h>
-
-#include <algorithm>
-
 namespace megashard {
 namespace {
 
@@ -20,22 +16,10 @@ const std::vector<CallbackKind>& callbacks() { return registered_callbacks(); }
 std::vector<std::shared_ptr<Listener>> make_callbacks(const std::vector<std::string>& names,
                                                       const std::map<std::string, double>& options) {
   std::vector<std::shared_ptr<Listener>> made;
-  for (const std::string& name : names) {
-    const auto kind = std::ranges::find(callbacks(), name, &CallbackKind::name);
-    TORCH_CHECK(kind != callbacks().end(), "there is no callback \"", name, "\"");
-    std::vector<double> values;
-    for (const CallbackOption& option : kind->options) {
-      const auto given = options.find(option.flag);
-      values.push_back(given == options.end() ? option.initial : given->second);
-    }
-    made.push_back(kind->make(values));
-  }
+  for (const std::string& name : names) made.push_back(make_of_kind(callbacks(), "callback", name, options));
   return made;
 }
 
-void add_callback(const CallbackKind& kind) {
-  auto& kinds = registered_callbacks();
-  kinds.insert(std::ranges::lower_bound(kinds, kind.name, {}, &CallbackKind::name), kind);
-}
+void add_callback(const CallbackKind& kind) { add_kind(registered_callbacks(), kind); }
 
 }  // namespace megashard

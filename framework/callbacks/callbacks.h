@@ -1,29 +1,18 @@
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "framework/registry.h"
+
 namespace megashard {
 
 class Listener;
 
-/// A number that a callback takes by a flag of its own.
-struct CallbackOption {
-  std::string flag;  ///< "--plateau-steps"
-  double initial = 0, least = 0, most = 0;
-  std::string help;
-};
-
 /// A value of --callback.
-struct CallbackKind {
-  std::string name;
-  std::vector<CallbackOption> options{};
-  /// `options`: their values, in the order of the list above.
-  std::function<std::shared_ptr<Listener>(const std::vector<double>& options)> make;
-};
+using CallbackKind = NamedKind<std::shared_ptr<Listener>>;
 
 /// Known callbacks, in the order of their names: those of the program and of loaded libraries (--callback-plugin).
 const std::vector<CallbackKind>& callbacks();

@@ -13,7 +13,7 @@
 
 #include <algorithm>
 
-#include "framework/training/sequence_group.h"
+#include "framework/training/parallel_groups.h"
 
 namespace megashard {
 namespace {

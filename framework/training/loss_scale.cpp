@@ -45,6 +45,12 @@ std::optional<GradScaler::Options> scaler_options(const Arguments& arguments) {
                              .hysteresis = arguments.hysteresis};
 }
 
+std::unique_ptr<GradScaler> make_scaler(const Arguments& arguments, const std::vector<at::Tensor>& parameters) {
+  const auto options = scaler_options(arguments);
+  if (!options) return nullptr;
+  return std::make_unique<GradScaler>(*options, parameters.empty() ? c10::kCPU : parameters.front().device());
+}
+
 void save_loss_scale(const GradScaler* scaler, Dict& optimizer) {
   if (!is_dynamic(scaler)) return;
   const auto state = scaler->state();

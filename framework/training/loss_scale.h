@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,8 @@ namespace megashard {
 /// How validated arguments scale losses; nothing: not at all. --loss-scale is constant; gradients that pass through
 /// fp16 are scaled dynamically without it.
 std::optional<GradScaler::Options> scaler_options(const Arguments& arguments);
+/// The scaler of these trained parameters, on their device; null: losses are not scaled.
+std::unique_ptr<GradScaler> make_scaler(const Arguments& arguments, const std::vector<at::Tensor>& parameters);
 
 // Checkpoints keep a dynamic scale as Megatron's do, under optimizer.grad_scaler: scale (a tensor [1]), growth_tracker
 // and hysteresis_tracker. `scaler`: null where losses are not scaled.

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "framework/training/finite_weights.h"
+#include "framework/training/loaded_weights.h"
 
 namespace megashard {
 

@@ -1,12 +1,13 @@
 #pragma once
 
 #include "framework/arguments/arguments.h"
+#include "framework/modules/multi_modal_module.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
 
 /// The ranks of a run, as Megatron lays them out: neighbours share the layers of a model, then
-/// sequences (sequence_group.h), then come those with other data.
+/// sequences (sequence_ranks), then come those with other data.
 struct ParallelGroups {
   /// Nobody shares layers.
   ParallelGroups(ProcessGroupPtr all) : world(all), sharding(std::move(all)) {}  // NOLINT: a world is one
@@ -20,5 +21,14 @@ struct ParallelGroups {
   /// where layers are whole.
   ProcessGroupPtr sharding;
 };
+
+/// How the --context-parallel-size ranks of `group` that share this one's sequences do it, neighbours
+/// among themselves, so that their exchanges stay within a node; the length is that of no sequence yet. One
+/// rank shares with none. Throws where the model cannot share a sequence so. Collective.
+SequenceShard sequence_ranks(const Arguments& arguments, const MultiModalModule& model, const ProcessGroupPtr& group);
+
+/// The ranks that read the same rows of different sequences: of each sequence group one. `group`
+/// itself where sequences are not shared. Collective.
+ProcessGroupPtr data_parallel_group(const Arguments& arguments, const ProcessGroupPtr& group);
 
 }  // namespace megashard

@@ -1,19 +1,16 @@
 #include "framework/training/trainer.h"
 
-#include <algorithm>
-#include <filesystem>
-#include <iterator>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
 
-#include "framework/callbacks/callbacks.h"
-#include "framework/training/loss_scale.h"
-#include "framework/training/metrics_file.h"
+#include <algorithm>
+#include <utility>
+
 #include "framework/training/output_paths.h"
-#include "framework/training/run_listeners.h"
-#include "framework/training/sequence_group.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/wait_place.h"
-#include "parallel/fsdp/fully_shard.h"
+#include "parallel/fsdp/grad_norm.h"
 
 namespace megashard {
 namespace {
@@ -24,58 +21,9 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-NamedTensors named_parameters(const torch::nn::Module& model) {
-  NamedTensors named;
-  for (const auto& item : model.named_parameters()) named.emplace_back(item.key(), item.value());
-  return named;
-}
-
-/// Throws for an override that is for no parameter of any rank. Collective.
-void check_overrides(const std::vector<ParamGroupOverride>& overrides, const Optimizer& optimizer,
-                     const ProcessGroupPtr& group) {
-  if (overrides.empty()) return;
-  const auto of_ranks = gather_or_throw(group, [&] {
-    std::string matched(overrides.size(), '0');
-    for (const auto& of_group : optimizer.param_groups()) {
-      for (const auto& name : of_group.params) {
-        for (size_t i = 0; i < overrides.size(); ++i) matched[i] = overrides[i].matches(name) ? '1' : matched[i];
-      }
-    }
-    return matched;
-  });
-  for (size_t i = 0; i < overrides.size(); ++i) {
-    const bool is_for_some =
-        std::ranges::any_of(of_ranks, [&](const std::string& matched) { return matched[i] == '1'; });
-    require(is_for_some, "no parameter that is trained has a name like \"" + overrides[i].pattern +
-                             "\", for which --param-group-overrides, --lr-scale-modules or "
-                             "--weight-decay-exclude-modules has settings");
-  }
-}
-
-/// Null: losses are not scaled.
-std::unique_ptr<GradScaler> make_scaler(const Arguments& arguments, const Optimizer& optimizer) {
-  const auto options = scaler_options(arguments);
-  if (!options) return nullptr;
-  const auto& parameters = optimizer.parameters();
-  return std::make_unique<GradScaler>(*options, parameters.empty() ? c10::kCPU : parameters.front().device());
-}
-
-DataOptions with_group(DataOptions data, int64_t rows) {
-  data.group = rows;
-  return data;
-}
-
-bool has_replicas(const torch::nn::Module& model) {
-  for (const auto& parameter : model.parameters()) {
-    const auto view = reshard_and_view(parameter);
-    const bool has_several_dims = !view.is_replicated() && view.mesh->ndim() > 1;
-    if (has_several_dims && view.placements[0] == Placement::replicate() && view.mesh->size(0) > 1) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
+<<<<<<< HEAD
 Trainer::Trainer(const Arguments& arguments, MultiModalModule& model, const ParallelGroups& groups, c10::Device device,
                  const DataOptions& data, TrainerCallbacks callbacks)
     : arguments_(arguments),
@@ -183,6 +131,8 @@ void Trainer::convert_checkpoint() {
   callbacks_.print_on_first_rank("> converted checkpoint: " + loaded + " -> " + converted + ".");
 }
 
+=======
+>>>>>>> origin/main
 bool Trainer::steps_to_come() const { return !arguments_.skip_train && state_.progress.step < train_iters_; }
 
 void Trainer::prepare_training() {
@@ -202,23 +152,6 @@ void Trainer::prepare_training() {
   model_.train();
   const TrainingRun run{model_, *optimizer_, group_, device_, state_.progress.step, callbacks_.print_on_first_rank};
   notify([&](Listener& each) { each.training_starts(run); });
-}
-
-void Trainer::open_metrics_files() {
-  std::string kept;
-  all_or_rethrow(group_, [&] {
-    if (group_->rank() != 0) return;
-    const bool is_fresh = state_.progress.step == 0 && !arguments_.overwrite_run;
-    if (arguments_.metrics_file && is_fresh) kept = keep_earlier_metrics(*arguments_.metrics_file);
-    metrics_files_->open(make_metrics_writers(arguments_, state_.progress.step));
-  });
-  if (!kept.empty()) {
-    callbacks_.print_on_first_rank("the steps of another run in --metrics-file " + *arguments_.metrics_file +
-                                   " are kept as " + kept);
-  }
-  if (!arguments_.metrics_file || group_->rank() != 0) return;
-  events_.open(*arguments_.metrics_file, state_.progress.step);
-  events_.start(arguments_, state_.progress);
 }
 
 bool Trainer::reads_step(int64_t step) const {
@@ -248,6 +181,69 @@ DeviceStats Trainer::gradients(const std::vector<Batch>& batches) {
   }
   order_.end_step();
   return stats;
+}
+
+HostStats Trainer::host_stats(double data_wait_seconds, const Requests& requests) const {
+  return {.stop_request = callbacks_.stop_request(),
+          .requests = requests,
+          .measures = measured_metrics({.data_wait_seconds = data_wait_seconds,
+                                        .peak_memory_bytes = static_cast<double>(callbacks_.peak_memory_bytes())})};
+}
+
+void Trainer::read_steps() {
+  reader_.read([this](int64_t samples) {
+    if (scaler_ != nullptr) schedule_.advance(samples);
+  });
+}
+
+void Trainer::measure_gradients_and_weights(StepReport& report) {
+  std::vector<at::Tensor> measured;
+  const auto measure = [&](const at::Tensor& each) { measured.push_back(each.to(device_, at::kDouble)); };
+  if (arguments_.log_num_zeros_in_grad) measure(count_zero_gradients(optimizer_->parameters()));
+  if (arguments_.log_params_norm) measure(total_parameter_norm(model_.parameters()));
+  if (measured.empty()) return;
+  const at::Tensor on_host = at::stack(measured).cpu();
+  const auto* next = on_host.const_data_ptr<double>();
+  if (arguments_.log_num_zeros_in_grad) report.zeros_in_grad = *next++;
+  if (arguments_.log_params_norm) report.params_norm = *next;
+}
+
+bool Trainer::line_is_due(int64_t iteration) const {
+  return !has_reported_ || iteration == train_iters_ || iteration % arguments_.log_interval == 0;
+}
+
+StepReport Trainer::report(bool is_last) {
+  const int64_t batch = microbatches_->global_batch_size();
+  const double flops = model_.training_flops(batch, data_.seq_length());
+  state_.progress.flops += flops;
+  StepInterval& interval = reader_.interval();
+  interval.seconds += last_seconds_;
+  interval.samples += batch;
+  ++interval.steps;
+  const bool is_due = is_last || line_is_due(state_.progress.step);
+  has_reported_ = true;
+  if (is_due && !reader_.empty()) read_steps();
+  StepReport report{.arguments = arguments_,
+                    .iteration = state_.progress.step,
+                    .train_iters = train_iters_,
+                    .consumed_samples = state_.progress.samples,
+                    .global_batch_size = batch,
+                    .seq_length = data_.seq_length(),
+                    .world_size = group_->size(),
+                    .seconds = last_seconds_,
+                    .lr = last_lr_,
+                    .next_lr = schedule_.lr(),
+                    .flops = flops,
+                    .peak_tflops = callbacks_.peak_tflops,
+                    .metric_names = reader_.metric_names(),
+                    .step = reader_.last(),
+                    .interval = interval,
+                    .failed_saves = saver_->failed_in_a_row(),
+                    .has_line = is_due};
+  if (!is_due) return report;
+  measure_gradients_and_weights(report);
+  interval = {};
+  return report;
 }
 
 void Trainer::run_step() {
@@ -285,14 +281,22 @@ void Trainer::run_step() {
   state_.progress.step = step;
   state_.progress.samples += microbatches_->global_batch_size();
   if (!scaler_) schedule_.advance(microbatches_->global_batch_size());
-  has_stepped_ = true;
+  search_.note_step();
   notify([step](Listener& each) { each.weights_updated(step); });
   last_seconds_ = seconds_between(begin, Clock::now());
 }
 
+std::optional<double> Trainer::evaluate(const TrainingData::DatasetPtr& dataset, const std::string& where,
+                                        int64_t consumed, bool announces) {
+  const auto [loss, stop] = evaluation_.run(dataset, where, consumed, *microbatches_, state_.progress.step, announces);
+  stop_ = std::max(stop_, stop);
+  in_evaluation_ = in_evaluation_ || stop != StopRequest::kNone;
+  return loss;
+}
+
 std::optional<double> Trainer::evaluate_step() {
   const auto loss = evaluate(data_.valid(), "iteration " + std::to_string(state_.progress.step),
-                             state_.progress.validation_samples, Announce::kNo);
+                             state_.progress.validation_samples, /*announces=*/false);
   // A further evaluation, which a callback requests, takes the samples of the next one.
   const bool is_due = state_.progress.step % arguments_.eval_interval == 0;
   if (loss && is_due) state_.progress.validation_samples += arguments_.eval_iters * microbatches_->global_batch_size();
@@ -332,11 +336,11 @@ void Trainer::finish_training() {
   if (arguments_.save && !arguments_.skip_train && !saver_->is_saved()) save();
   const std::string where = "iteration " + std::to_string(state_.progress.step);
   const auto loss =
-      evaluate(data_.valid(), where + " on validation set", state_.progress.validation_samples, Announce::kYes);
+      evaluate(data_.valid(), where + " on validation set", state_.progress.validation_samples, /*announces=*/true);
   const bool is_new =
       !arguments_.skip_train && state_.progress.step % arguments_.eval_interval != 0;  // not evaluated yet
   if (loss && is_new && saver_->is_best(*loss)) saver_->mark_best(*loss);
-  if (stop_ == StopRequest::kNone) evaluate(data_.test(), where + " on test set", 0, Announce::kYes);
+  if (stop_ == StopRequest::kNone) evaluate(data_.test(), where + " on test set", 0, /*announces=*/true);
 }
 
 TrainingEnd Trainer::train() {

@@ -13,7 +13,9 @@
 #include "framework/diagnostics.h"
 #include "framework/objectives/objectives.h"
 #include "framework/training/checkpoint_saver.h"
+#include "framework/training/evaluation.h"
 #include "framework/training/listener.h"
+#include "framework/training/nonfinite_search.h"
 #include "framework/training/optimizer_param_scheduler.h"
 #include "framework/training/parallel_groups.h"
 #include "framework/training/run_events.h"
@@ -72,20 +74,13 @@ class Trainer {
   bool line_is_due(int64_t iteration) const;
   /// True if step statistics must be read back at the end of that step. Same on all ranks.
   bool reads_step(int64_t iteration) const;
-  /// Throws an error for a NaN or Inf value, with its place and the remedy. Collective.
-  [[noreturn]] void fail_on_nonfinite(const std::string& what, StepReader::NotFinite which, const std::string& remedy);
-  /// Computes the step's microbatches again: which of them has it, with its samples, in which module's output, or which
-  /// parameter's gradient. Empty: it has not come again. Collective.
-  std::string find_in_outputs();
-  std::string find_in_gradients();
   /// The report of the step that has ended. A log line is due for the last step, too.
   StepReport report(bool is_last);
   /// What flags ask for besides: the host waits once more, for both. Collective.
   void measure_gradients_and_weights(StepReport& report);
-  enum class Announce { kNo, kYes };
-  /// Of all ranks. None when stop_ has ended it.
+  /// The loss over a data set; nullopt if a stop request has ended the evaluation.
   std::optional<double> evaluate(const TrainingData::DatasetPtr& dataset, const std::string& where, int64_t consumed,
-                                 Announce announce);
+                                 bool announces);
   /// `best_loss`: of the evaluation after this step, where it is the lowest so far.
   void save(std::optional<double> best_loss = std::nullopt);
   TrainingEnd end_of(TrainingEnd how);
@@ -97,7 +92,7 @@ class Trainer {
   /// One iteration: batches, forward, backward, optimizer; the host reads its numbers where it
   /// must.
   void run_step();
-  /// The validation loss after a step; nullopt if a stop request has ended the evaluation.
+  /// The validation loss after a step.
   std::optional<double> evaluate_step();
   /// The evaluations and the save behind the last step.
   void finish_training();
@@ -122,11 +117,11 @@ class Trainer {
   int64_t train_iters_ = 0, steps_of_run_ = 0;
   TrainingData data_;
   RunEvents events_;  // open on the first rank with --metrics-file
+  NonfiniteSearch search_;
   StepReader reader_;
+  Evaluation evaluation_;
   std::vector<Batch> batches_;             // of the step under way
   double last_lr_ = 0, last_seconds_ = 0;  // of the last step, which has used that rate
-  std::string weights_from_;               // the folder that the first weights were loaded from; or empty
-  bool has_stepped_ = false;               // in this run
   bool has_reported_ = false;              // a step of this run
   StopRequest stop_ = StopRequest::kNone;
   bool in_evaluation_ = false;  // when stop_ was set

@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "framework/arguments/typed_text.h"
-#include "framework/training/finite_weights.h"
+#include "framework/training/loaded_weights.h"
 #include "framework/training/output_paths.h"
+#include "framework/training/parallel_groups.h"
 #include "framework/training/progress_clock.h"
-#include "framework/training/sequence_group.h"
 #include "framework/training/training_checkpoint.h"
 #include "launch/arguments/command_line.h"
 #include "launch/infer/infer_documents.h"
@@ -145,7 +145,7 @@ void load_step(const Arguments& arguments, const Session& session) {
 void check_weights(const MultiModalModule& model, const Arguments& arguments, const Start& from,
                    const ProcessGroupPtr& group) {
   if (from.source == WeightSource::kInitialisation) return;
-  const std::string found = weights_without_numbers(model, group);
+  const std::string found = list_nonfinite_weights(model, group);
   const std::string step = from.source == WeightSource::kCheckpoint ? from.step.folder : *arguments.hf_model;
   const std::string base = arguments.lora_r ? " and " + *arguments.hf_model : "";
   TORCH_CHECK(found.empty(), "of the weights loaded from ", step, base, ", ", found,

@@ -3,14 +3,16 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/key_log.h"
 #include "framework/arguments/microbatches.h"
 #include "framework/arguments/saved_arguments.h"
 #include "framework/training/optimizer_param_scheduler.h"
-#include "framework/training/split_samples.h"
 #include "framework/training/start_log.h"
+#include "framework/training/training_data.h"
 #include "launch/output/print_line.h"
 #include "launch/output/short_text.h"
 #include "launch/output/text_table.h"
@@ -19,13 +21,49 @@
 #include "launch/plan/plan_report.h"
 #include "launch/plan/planned_run.h"
 #include "launch/plan/unit_table.h"
-#include "launch/plan/value_origins.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"
 #include "models/decoder_arguments.h"
 
 namespace megashard {
 namespace {
+
+/// Tracks the origin of each argument's value while a run derives its arguments from the command line, files, a
+/// checkpoint and each other.
+class ValueOrigins {
+ public:
+  /// For a command line that has just been parsed.
+  explicit ValueOrigins(const CommandLine& line);
+
+  /// Sets the origin of all values that changed since the last call.
+  void note_changes(const Arguments& arguments, const std::string& origin);
+  /// "command line", "run.yaml:12", "default"; `name` is Megatron's name of the argument.
+  const std::string& of(const std::string& name) const { return values_.at(name).origin; }
+
+ private:
+  struct Known {
+    ArgumentValue value;
+    std::string origin;
+  };
+  std::map<std::string, Known> values_;
+};
+
+ValueOrigins::ValueOrigins(const CommandLine& line) {
+  for (auto& [name, value] : argument_values(Arguments())) values_[name] = {std::move(value), "default"};
+  note_changes(line.arguments, line.worker      ? "worker " + line.worker->role
+                               : line.mindspeed ? "MindSpeed-MM's files"
+                                                : "command line or a file");
+  for (const auto& [name, place] : line.arguments.given) {
+    if (const auto known = values_.find(name); known != values_.end()) known->second.origin = place;
+  }
+}
+
+void ValueOrigins::note_changes(const Arguments& arguments, const std::string& origin) {
+  for (auto& [name, value] : argument_values(arguments)) {
+    Known& known = values_.at(name);
+    if (known.value != value) known = {std::move(value), origin};
+  }
+}
 
 constexpr const char* kFromOthers = "follows from others";
 

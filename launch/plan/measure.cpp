@@ -5,6 +5,7 @@
 #include <ATen/ops/ones.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,14 +18,61 @@
 #include <vector>
 
 #include "launch/plan/operator_times.h"
-#include "launch/plan/program_memory.h"
+#include "launch/plan/quiet_callbacks.h"
 #include "launch/plan/stopwatch.h"
-#include "launch/train/run_setup.h"
+#include "launch/train/session.h"
 #include "models/kernels/fused_ops.h"
 #include "parallel/device/cuda_module.h"
 
 namespace megashard {
 namespace {
+
+constexpr std::array kTraining = {"pretrain",
+                                  "--num-layers=1",
+                                  "--hidden-size=64",
+                                  "--num-attention-heads=1",
+                                  "--seq-length=512",
+                                  "--max-position-embeddings=512",
+                                  "--vocab-size=100",
+                                  "--tokenizer-type=NullTokenizer",
+                                  "--swiglu",
+                                  "--normalization=RMSNorm",
+                                  "--position-embedding-type=rope",
+                                  "--disable-bias-linear",
+                                  "--micro-batch-size=1",
+                                  "--lr=1e-4",
+                                  "--mock-data",
+                                  "--train-iters=2",
+                                  "--eval-iters=0",
+                                  "--use-torch-fsdp2"};
+
+/// Resident file pages and allocated heap; free heap will be reused by tensors.
+int64_t resident_now() {
+  int64_t pages = 0, resident = 0, of_files = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident >> of_files;
+  const auto heaps = ::mallinfo2();
+  return of_files * ::sysconf(_SC_PAGESIZE) + static_cast<int64_t>(heaps.uordblks + heaps.hblkhd);
+}
+
+/// Resident bytes of a CPU training besides its tensors: program and libraries, arguments, data indices, threads, MKL
+/// buffers. Measured in this process while it trains a network of less than 1 MiB. Collective.
+int64_t program_memory(const ProcessGroupPtr& group) {
+  const at::AutoGradMode grad(true);
+  const DiagnosticSink quiet = [](Severity, const std::string&) {};
+  const RunPlan plan =
+      plan_run(parse_arguments(static_cast<int>(kTraining.size()), kTraining.data()), {},
+               {.rank = group->rank(), .world_size = group->size(), .local_world_size = group->size()}, quiet);
+  const Arguments& arguments = plan.arguments;
+  const Session session = build_session(plan, ParallelGroups(arguments, group),
+                                        {.source = WeightSource::kInitialisation, .initialises = true}, quiet);
+  const auto vocab_size = session.model().vocab_size();
+  int64_t most = 0;
+  Trainer trainer(arguments, session.model(), session.groups, session.device,
+                  data_options(arguments, vocab_size, vocab_size - 1),
+                  quiet_callbacks([&] { most = std::max(most, resident_now()); }));
+  trainer.train();
+  return most;
+}
 
 at::Tensor filled(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) {
   return at::ones(sizes, at::dtype(dtype).device(device));

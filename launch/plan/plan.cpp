@@ -1,8 +1,11 @@
 #include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "framework/process_group/gpu_device.h"
 #include "framework/process_group/launch_environment.h"
@@ -13,7 +16,6 @@
 #include "launch/plan/measure.h"
 #include "launch/plan/plan_flags.h"
 #include "launch/plan/plan_report.h"
-#include "launch/plan/plan_trace.h"
 #include "launch/plan/planned_run.h"
 #include "launch/shell/subcommands.h"
 #include "launch/train/run_setup.h"
@@ -51,6 +53,33 @@ const Program& plan_program() {
                   "  megashard plan run.yaml --world-size 64 --fit --global-batch-size 512\n"
                   "  megashard plan run.yaml --world-size 64 --trace plan.json\n"};
   return program;
+}
+
+/// Writes the planned step in Chrome's trace format (chrome://tracing, Perfetto): a row for each stream and a counter
+/// of the memory by class, in bytes.
+void write_plan_trace(const std::string& path, const PlannedRun& run) {
+  const auto& spans = run.step.spans;
+  double begin = spans.empty() ? 0 : spans.front().begin;
+  for (const auto& span : spans) begin = std::min(begin, span.begin);
+  auto events = nlohmann::ordered_json::array();
+  for (const auto& span : spans) {
+    events.push_back({{"name", span.unit.empty() ? span.name : span.name + " (" + span.unit + ")"},
+                      {"ph", "X"},
+                      {"ts", 1e6 * (span.begin - begin)},
+                      {"dur", 1e6 * span.seconds},
+                      {"pid", 0},
+                      {"tid", span.stream}});
+  }
+  for (const auto& [at, memory] : run.memory) {
+    auto parts = nlohmann::ordered_json::object();  // drawn from bottom to top in this order
+    for (const auto& [name, bytes] : memory.parts()) parts[name] = bytes;
+    const double since_begin = std::max(0.0, 1e6 * (at - begin));
+    events.push_back({{"name", "memory"}, {"ph", "C"}, {"ts", since_begin}, {"pid", 0}, {"args", std::move(parts)}});
+  }
+  std::ofstream file(path);
+  file << nlohmann::ordered_json{{"traceEvents", std::move(events)}} << "\n";
+  file.close();
+  if (!file) throw UsageError("--trace " + path + " cannot be written; give another path.");
 }
 
 PlanChange fastest_that_fits(const CommandLine& line, PlanOptions options) {

@@ -1,4 +1,4 @@
-#include "framework/training/finite_weights.h"
+#include "framework/training/loaded_weights.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
@@ -26,7 +26,7 @@ std::string first_names(const std::vector<std::string>& names) {
   return list;
 }
 
-std::string weights_without_numbers(const torch::nn::Module& model, const ProcessGroupPtr& group) {
+std::string list_nonfinite_weights(const torch::nn::Module& model, const ProcessGroupPtr& group) {
   const c10::NoGradGuard no_grad;
   const auto of_ranks = gather_or_throw(group, [&] {
     std::string names;
@@ -44,6 +44,14 @@ std::string weights_without_numbers(const torch::nn::Module& model, const Proces
   }
   if (names.empty()) return "";
   return first_names(names) + (names.size() == 1 ? " holds" : " hold") + " NaN or infinity";
+}
+
+void round_weights_to_bf16(const torch::nn::Module& model) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& parameter : model.parameters()) {
+    at::Tensor local = reshard_and_view(parameter).local.detach();
+    if (local.scalar_type() == at::kFloat) local.copy_(local.to(at::kBFloat16));
+  }
 }
 
 }  // namespace megashard

@@ -1,11 +1,11 @@
-// Where a loss or a norm that is no number comes from: a trainer computes its step again to say so.
+#include "framework/training/nonfinite_search.h"
+
 #include <algorithm>
 #include <cmath>
 #include <sstream>
 
-#include "framework/training/finite_weights.h"
+#include "framework/training/loaded_weights.h"
 #include "framework/training/output_watch.h"
-#include "framework/training/trainer.h"
 #include "parallel/collectives/agreement.h"
 #include "parallel/guarded_tensor.h"
 
@@ -36,34 +36,33 @@ std::vector<std::string> gradients_not_finite(const torch::nn::Module& model, co
 
 }  // namespace
 
-std::string Trainer::find_in_outputs() {
+std::string NonfiniteSearch::find_in_outputs(const std::vector<Batch>& batches, int64_t consumed) {
   OutputWatch watch(model_);
   std::string mine;
-  const auto text_of = [this](size_t i) { return data_.microbatch_text(i, batches_.size(), state_.progress.samples); };
-  for (size_t i = 0; i < batches_.size(); ++i) {
-    const double loss = step_.evaluate(batches_[i])[0].item<double>();
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const double loss = step_.evaluate(batches[i])[0].item<double>();
     const auto module = watch.take_first();
     if (!mine.empty() || std::isfinite(loss)) continue;
-    mine = text_of(i) + (module.empty() ? ", where each module's output is finite, but not the loss"
-                                        : ", where the first output that is not finite is that of " + module);
+    mine = data_.microbatch_text(i, batches.size(), consumed) +
+           (module.empty() ? ", where each module's output is finite, but not the loss"
+                           : ", where the first output that is not finite is that of " + module);
   }
-  const auto of_ranks = gather_or_throw(group_, [&] { return mine; });
+  const auto of_ranks = gather_or_throw(world_, [&] { return mine; });
   const auto found = std::ranges::find_if(of_ranks, [](const std::string& of_rank) { return !of_rank.empty(); });
   if (found == of_ranks.end()) return "";
-  return (group_->size() == 1 ? "" : c10::str("rank ", found - of_ranks.begin(), ", ")) + *found;
+  return (world_->size() == 1 ? "" : c10::str("rank ", found - of_ranks.begin(), ", ")) + *found;
 }
 
-std::string Trainer::find_in_gradients() {
-  for (size_t i = 0; i < batches_.size(); ++i) {
-    step_.backward({batches_[i]});
-    const auto names = gradients_not_finite(model_, group_);
+std::string NonfiniteSearch::find_in_gradients(const std::vector<Batch>& batches, int64_t consumed) {
+  for (size_t i = 0; i < batches.size(); ++i) {
+    step_.backward({batches[i]});
+    const auto names = gradients_not_finite(model_, world_);
     if (names.empty()) continue;
-    const auto of_ranks =
-        gather_or_throw(group_, [&] { return data_.microbatch_text(i, batches_.size(), state_.progress.samples); });
+    const auto of_ranks = gather_or_throw(world_, [&] { return data_.microbatch_text(i, batches.size(), consumed); });
     constexpr std::ptrdiff_t kShown = 4;
     std::string where;
     for (std::ptrdiff_t rank = 0; rank < std::min(kShown, std::ssize(of_ranks)); ++rank) {
-      where += (rank == 0 ? "" : ", ") + (group_->size() == 1 ? "" : c10::str("rank ", rank, "'s ")) +
+      where += (rank == 0 ? "" : ", ") + (world_->size() == 1 ? "" : c10::str("rank ", rank, "'s ")) +
                of_ranks[static_cast<size_t>(rank)];
     }
     if (std::ssize(of_ranks) > kShown) where += " and those of the other ranks";
@@ -72,14 +71,16 @@ std::string Trainer::find_in_gradients() {
   return "";
 }
 
-void Trainer::fail_on_nonfinite(const std::string& what, StepReader::NotFinite which, const std::string& remedy) {
-  const std::string weights = has_stepped_ || weights_from_.empty() ? "" : weights_without_numbers(model_, group_);
-  TORCH_CHECK(weights.empty(), what, ": of the weights loaded from ", weights_from_, ", ", weights,
+void NonfiniteSearch::fail(const std::string& what, StepReader::NotFinite which, const std::string& remedy,
+                           const std::vector<Batch>& batches, const Progress& progress) {
+  const std::string weights = loaded_from_.empty() ? "" : list_nonfinite_weights(model_, world_);
+  TORCH_CHECK(weights.empty(), what, ": of the weights loaded from ", loaded_from_, ", ", weights,
               "; training cannot mend them: take other files, or convert these again");
   std::string where;
-  try {  // an evaluation has no batches
-    if (!batches_.empty()) {
-      const auto found = which == StepReader::NotFinite::kLoss ? find_in_outputs() : find_in_gradients();
+  try {
+    if (!batches.empty()) {
+      const auto found = which == StepReader::NotFinite::kLoss ? find_in_outputs(batches, progress.samples)
+                                                               : find_in_gradients(batches, progress.samples);
       where = found.empty()
                   ? " (computed again it is finite: dropout, or a device that does not compute the same twice)"
                   : ", in " + found;
@@ -87,7 +88,7 @@ void Trainer::fail_on_nonfinite(const std::string& what, StepReader::NotFinite w
   } catch (const std::exception& error) {
     where = " (computed again to see where: " + error_text(error) + ")";
   }
-  TORCH_CHECK(false, what, " at iteration ", state_.progress.step + 1, where, remedy);
+  TORCH_CHECK(false, what, " at iteration ", progress.step + 1, where, remedy);
 }
 
 }  // namespace megashard
