@@ -248,11 +248,13 @@ void check_ranges(const Arguments& arguments, Mistakes& mistakes) {
   }
 }
 
-void reset_training_options(Arguments& arguments) {
+Arguments without_training_options(const Arguments& arguments) {
   const Arguments defaults;
+  Arguments others = arguments;
   for (const auto& option : option_table()) {
-    if (option.pretrain_only && option.read) option.write(option.read(defaults), arguments);
+    if (option.pretrain_only && option.read) option.write(option.read(defaults), others);
   }
+  return others;
 }
 
 std::string choice_name(const std::string& argument, int value) {

@@ -114,8 +114,8 @@ void set_option(const Option& option, const YamlValue& value, Arguments& argumen
 
 /// Adds a message for each number outside its range.
 void check_ranges(const Arguments& arguments, Mistakes& mistakes);
-/// Resets the options that only pretrain reads to their defaults.
-void reset_training_options(Arguments& arguments);
+/// A copy with the defaults of the options that only pretrain reads.
+Arguments without_training_options(const Arguments& arguments);
 
 /// Name of an enum value, as in the flag and in Megatron's checkpoints.
 std::string choice_name(const std::string& argument, int value);

@@ -39,7 +39,7 @@ void derive_network(Arguments& arguments) {
 }
 
 void validate_arguments(Arguments& arguments, const RunEnvironment& environment, const DiagnosticSink& sink,
-                        Mistakes rules) {
+                        Mistakes rules, const RunParts& parts) {
   std::vector<std::pair<Severity, std::string>> notices;  // for runs that start
   const DiagnosticSink later = [&](Severity severity, const std::string& message) {
     notices.emplace_back(severity, message);
@@ -52,17 +52,17 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
   if (!arguments.hf_model && !arguments.is_own_model()) detail::derive_network_sizes(arguments, rules);
   detail::check_network(arguments, rules);
   detail::check_experts(arguments, rules);
-  detail::validate_parallel(arguments, environment, later, rules);
-  detail::validate_context_parallel(arguments, later, rules);
-  detail::validate_training(arguments, rules);
-  detail::validate_optimizer(arguments, rules);
+  detail::validate_parallel(arguments, environment, parts, later, rules);
+  detail::validate_context_parallel(arguments, parts, later, rules);
+  detail::validate_training(arguments, parts, rules);
+  detail::validate_optimizer(arguments, parts, rules);
   detail::validate_activations(arguments, later, rules);
-  detail::validate_data(arguments, later, rules);
+  detail::validate_data(arguments, parts, later, rules);
   detail::check_checkpointing(arguments, rules);
   detail::check_logging(arguments, rules);
   rules.throw_if_any();
   for (const auto& [severity, message] : notices) sink(severity, message);
-  detail::derive_precision(arguments, sink);
+  detail::derive_precision(arguments, parts, sink);
   list_without_effect(arguments, sink);
 }
 

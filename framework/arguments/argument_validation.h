@@ -19,11 +19,19 @@ struct RunEnvironment {
   std::optional<std::string> nccl_algo{};
 };
 
+/// Parts of a run that a program may do without. Validation neither asks for the arguments of a missing part nor checks
+/// them.
+struct RunParts {
+  bool training = true;  ///< gradients, and the optimizer's steps
+  bool schedule = true;  ///< length of the training, learning rate, training and validation splits
+  bool data = true;      ///< data sets
+};
+
 /// Computes derived values (marked so in the headers) and checks the rules between arguments (Megatron's
 /// validate_args). Throws UsageErrors: `found`, mistakes in single flags, and each broken rule with both values, the
 /// reason and the remedy. docs/arguments.md lists Megatron's rules that are not needed here.
 void validate_arguments(Arguments& arguments, const RunEnvironment& environment, const DiagnosticSink& sink,
-                        Mistakes found = {});
+                        Mistakes found = {}, const RunParts& parts = {});
 
 /// The part of validation for a network described by flags (--num-layers ..., not --hf-model): computes derived sizes
 /// and checks the rules between them. Idempotent.

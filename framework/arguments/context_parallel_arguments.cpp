@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "framework/arguments/argument_table.h"
+#include "framework/arguments/argument_validation.h"
 #include "framework/arguments/option_group.h"
 #include "framework/mistakes.h"
 
@@ -110,13 +111,14 @@ void add_context_parallel_options(std::vector<Option>& rows) {
             "Megatron's way to say it: ranks that share heads, and places of the ring");
 }
 
-void validate_context_parallel(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules) {
+void validate_context_parallel(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink,
+                               Mistakes& rules) {
   if (arguments.context_parallel_size <= 1) {  // the settings have no effect with one rank
     arguments.ulysses_degree_in_cp.reset();
     return;
   }
   if (!derive_algorithm(arguments, sink, rules) || !derive_sharing_of_heads(arguments, rules)) return;
-  if (arguments.skip_train) return;  // infer pads texts
+  if (!parts.training || arguments.skip_train) return;  // infer pads texts
   const int64_t length = arguments.seq_length.value_or(0), multiple = arguments.sequence_multiple();
   rules.require(length % multiple == 0,
                 "--seq-length " + to_string(length) + " is not divisible by " + to_string(multiple) +

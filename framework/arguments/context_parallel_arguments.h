@@ -11,6 +11,7 @@ namespace megashard {
 
 struct Arguments;
 struct Option;
+struct RunParts;
 class Mistakes;
 
 /// Context parallelism: how ranks share each sequence. (derived): computed by validate_arguments.
@@ -31,7 +32,8 @@ namespace detail {
 
 /// Adds the rows of these options, in the order of the help.
 void add_context_parallel_options(std::vector<Option>& rows);
-void validate_context_parallel(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules);
+void validate_context_parallel(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink,
+                               Mistakes& rules);
 
 }  // namespace detail
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "framework/arguments/argument_validation.h"
 #include "framework/arguments/configuration_file.h"
 #include "framework/arguments/option_group.h"
 #include "framework/arguments/typed_text.h"
@@ -68,11 +69,11 @@ void add_tokenizer(std::vector<Option>& rows) {
               "training reads tokens, so it only tells the end of a document: NullTokenizer: token number "
               "--vocab-size; HuggingFaceTokenizer: the eos_token of --tokenizer-model; GPT2BPETokenizer: "
               "<|endoftext|> of --vocab-file")
-      .refuse_values({"BertWordPieceLowerCase", "BertWordPieceCase", "SentencePieceTokenizer",
-                      "GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer", "MultimodalTokenizer",
-                      "NullMultimodalTokenizer", "SFTTokenizer"},
-                     "training reads tokens and loads no tokenizer; leave it out, or give "
-                     "HuggingFaceTokenizer, or NullTokenizer with --vocab-size")
+      .refuse_values(
+          {"BertWordPieceLowerCase", "BertWordPieceCase", "SentencePieceTokenizer", "GPTSentencePieceTokenizer",
+           "Llama2Tokenizer", "TikTokenizer", "MultimodalTokenizer", "NullMultimodalTokenizer", "SFTTokenizer"},
+          "training reads tokens and loads no tokenizer; leave it out, or give "
+          "HuggingFaceTokenizer, or NullTokenizer with --vocab-size")
       .taken_from_checkpoint();
   group.add("--tokenizer-model", &A::tokenizer_model, kReport, "folder of the Hugging Face tokenizer")
       .shown_as("DIR")
@@ -91,12 +92,13 @@ void add_tokenizer(std::vector<Option>& rows) {
   group.without_effect("--merge-file", 1, "training reads tokens; a merge file is for preprocessing");
 }
 
-void check_sources(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules) {
+void check_sources(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink, Mistakes& rules) {
+  rules.require(arguments.data_path.empty() || !arguments.data_args_path,
+                "--data-path and --data-args-path exclude each other: the file holds the words of the flag.");
+  if (!parts.schedule) return;  // nothing is split
   const bool by_split =
       !arguments.train_data_path.empty() || !arguments.valid_data_path.empty() || !arguments.test_data_path.empty();
   const bool blended = !arguments.data_path.empty() || arguments.data_args_path.has_value();
-  rules.require(arguments.data_path.empty() || !arguments.data_args_path,
-                "--data-path and --data-args-path exclude each other: the file holds the words of the flag.");
   const int sources = int{arguments.mock_data} + int{blended} + int{by_split};
   rules.require(sources <= 1, "--mock-data, --data-path and --train-/--valid-/--test-data-path exclude each other; "
                               "give one "
@@ -129,8 +131,9 @@ int64_t tokens_in(const std::string& vocab_file) {
   const auto words =
       nlohmann::json::parse(read_configuration(vocab_file, "--vocab-file"), nullptr, /*allow_exceptions=*/false);
   require(words.is_object() && !words.empty(),
-          "--vocab-file " + vocab_file + " is not a JSON object of tokens and their numbers; give vocab.json of a "
-                                         "GPT-2 tokenizer, or --vocab-size.");
+          "--vocab-file " + vocab_file +
+              " is not a JSON object of tokens and their numbers; give vocab.json of a "
+              "GPT-2 tokenizer, or --vocab-size.");
   return static_cast<int64_t>(words.size());
 }
 
@@ -162,8 +165,8 @@ void add_data_options(std::vector<Option>& rows) {
   add_tokenizer(rows);
 }
 
-void validate_data(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules) {
-  check_sources(arguments, sink, rules);
+void validate_data(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink, Mistakes& rules) {
+  if (parts.data) check_sources(arguments, parts, sink, rules);
   check_lengths(arguments, rules);
   rules.require(arguments.tokenizer_type != TokenizerType::kGpt2Bpe || arguments.vocab_file.has_value(),
                 "--tokenizer-type GPT2BPETokenizer needs --vocab-file, its vocab.json; give it, or leave the type "

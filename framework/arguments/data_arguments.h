@@ -11,6 +11,7 @@ namespace megashard {
 
 struct Arguments;
 struct Option;
+struct RunParts;
 class Mistakes;
 
 /// Megatron's proportions of training, validation and test data.
@@ -60,7 +61,7 @@ namespace detail {
 /// Adds the rows of these options, in the order of the help.
 void add_data_options(std::vector<Option>& rows);
 /// Validates data sources, lengths and the vocabulary.
-void validate_data(Arguments& arguments, const DiagnosticSink& sink, Mistakes& rules);
+void validate_data(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink, Mistakes& rules);
 
 }  // namespace detail
 

@@ -36,6 +36,8 @@ struct LoggingArguments {
   bool log_memory_to_tensorboard = false;
   bool log_world_size_to_tensorboard = false;
   bool log_loss_scale_to_tensorboard = true;
+  std::optional<std::string> fsdp_schedule_trace;  // folder for rank_N.json
+  bool log_host_syncs = false;                     // logs operations that block the host for the device
   bool profile = false;
   int64_t profile_step_start = 10, profile_step_end = 12;  // completed steps at its start and end
   std::vector<int64_t> profile_ranks{0};

@@ -1,5 +1,6 @@
 #include "framework/arguments/model_arguments.h"
 
+#include "framework/arguments/argument_validation.h"
 #include "framework/arguments/option_group.h"
 #include "framework/mistakes.h"
 
@@ -140,11 +141,11 @@ void check_precision(const Arguments& arguments, Mistakes& rules) {
                 "earlier steps, which this program does not.");
 }
 
-void derive_precision(Arguments& arguments, const DiagnosticSink& sink) {
+void derive_precision(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink) {
+  const bool steps = parts.training && !arguments.skip_train;
   if (arguments.fp16 || arguments.bf16) {
     const std::string dtype = arguments.fp16 ? "fp16" : "bf16";
     arguments.params_dtype = dtype;
-    const bool steps = !arguments.skip_train;
     if (steps || arguments.is_given(dtype)) {
       sink(Severity::kNotice, "--" + dtype + " stores the parameters in " + dtype +
                                   (steps ? ", and the optimizer steps fp32 copies of them" : "") +
@@ -153,7 +154,7 @@ void derive_precision(Arguments& arguments, const DiagnosticSink& sink) {
     }
   }
   arguments.gradients_in_fp16 = arguments.gradients_in_fp16 || arguments.fp16;
-  if (arguments.skip_train) return;
+  if (!steps) return;
   const bool is_dynamic = arguments.gradients_in_fp16 && !arguments.has_constant_loss_scale();
   if (is_dynamic && arguments.check_for_nan_in_loss_and_grad) {
     arguments.check_for_nan_in_loss_and_grad = false;

@@ -11,6 +11,7 @@ namespace megashard {
 
 struct Arguments;
 struct Option;
+struct RunParts;
 class Mistakes;
 
 /// Name of the model that Megatron's network flags describe.
@@ -70,7 +71,7 @@ namespace detail {
 void add_model_options(std::vector<Option>& rows);
 void check_model_source(const Arguments& arguments, Mistakes& rules);
 void check_precision(const Arguments& arguments, Mistakes& rules);
-void derive_precision(Arguments& arguments, const DiagnosticSink& sink);
+void derive_precision(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink);
 
 }  // namespace detail
 

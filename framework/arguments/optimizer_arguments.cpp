@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "framework/arguments/argument_validation.h"
 #include "framework/arguments/option_group.h"
 #include "framework/arguments/param_group_overrides.h"
 #include "framework/mistakes.h"
@@ -118,8 +119,7 @@ void check_optimizer(Arguments& arguments, Mistakes& rules) {
                 "--lr-mult needs --lr-scale-modules, the parts of the model that it is for.");
   for (const auto& text : arguments.param_group_overrides)
     rules.attempt([&] { parse_param_group_override(text); }, {"--param-group-overrides"});
-  const bool narrow =
-      arguments.exp_avg_dtype != MomentDtype::kFp32 || arguments.exp_avg_sq_dtype != MomentDtype::kFp32;
+  const bool narrow = arguments.exp_avg_dtype != MomentDtype::kFp32 || arguments.exp_avg_sq_dtype != MomentDtype::kFp32;
   rules.require(!narrow || arguments.use_precision_aware_optimizer,
                 "--exp-avg-dtype and --exp-avg-sq-dtype other than fp32 need --use-precision-aware-optimizer.");
   rules.require(!arguments.use_precision_aware_optimizer || arguments.optimizer == OptimizerKind::kAdam,
@@ -167,9 +167,9 @@ void add_optimizer_options(std::vector<Option>& rows) {
   add_learning_rate(rows);
 }
 
-void validate_optimizer(Arguments& arguments, Mistakes& rules) {
-  check_optimizer(arguments, rules);
-  check_learning_rate(arguments, rules);
+void validate_optimizer(Arguments& arguments, const RunParts& parts, Mistakes& rules) {
+  if (parts.training) check_optimizer(arguments, rules);
+  if (parts.schedule) check_learning_rate(arguments, rules);
 }
 
 }  // namespace megashard::detail

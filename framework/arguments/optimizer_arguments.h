@@ -11,6 +11,7 @@ namespace megashard {
 
 struct Arguments;
 struct Option;
+struct RunParts;
 class Mistakes;
 
 enum class OptimizerKind {
@@ -87,7 +88,7 @@ namespace detail {
 
 /// Adds the rows of these options, in the order of the help.
 void add_optimizer_options(std::vector<Option>& rows);
-void validate_optimizer(Arguments& arguments, Mistakes& rules);
+void validate_optimizer(Arguments& arguments, const RunParts& parts, Mistakes& rules);
 
 }  // namespace detail
 

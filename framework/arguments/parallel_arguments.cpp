@@ -210,8 +210,9 @@ void add_parallel_options(std::vector<Option>& rows) {
   group.computed("data_parallel_size", &A::data_parallel_size);
 }
 
-void validate_parallel(Arguments& arguments, const RunEnvironment& environment, const DiagnosticSink& sink,
-                       Mistakes& rules) {
+void validate_parallel(Arguments& arguments, const RunEnvironment& environment, const RunParts& parts,
+                       const DiagnosticSink& sink, Mistakes& rules) {
+  if (!parts.training) arguments.sequence_parallel = false;  // prompts are of any length; the numbers are the same
   derive_parallel(arguments, environment, rules);
   check_sequence_parallel(arguments, sink, rules);
   const bool on_gpu = derive_device(arguments, environment, rules);

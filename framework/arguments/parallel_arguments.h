@@ -12,6 +12,7 @@ namespace megashard {
 struct Arguments;
 struct Option;
 struct RunEnvironment;
+struct RunParts;
 class Mistakes;
 
 enum class DeviceChoice {
@@ -35,11 +36,9 @@ struct DistributedArguments {
   bool use_torch_fsdp2 = false;
   std::optional<std::string> fsdp2_config_path;
   bool fsdp2_config_strict = false;
-  std::string fsdp2_plan = "off";                  // auto, off, or a file
-  std::optional<int64_t> fsdp2_plan_memory_mib;    // extra memory of an auto plan; unset: a tenth of the peak
-  std::optional<std::string> fsdp_schedule_trace;  // folder for rank_N.json
-  std::optional<int64_t> check_collective_order;   // interval in steps, and the first 3; 0: never; unset: first 3
-  bool log_host_syncs = false;                     // logs operations that block the host for the device
+  std::string fsdp2_plan = "off";                 // auto, off, or a file
+  std::optional<int64_t> fsdp2_plan_memory_mib;   // extra memory of an auto plan; unset: a tenth of the peak
+  std::optional<int64_t> check_collective_order;  // interval in steps, and the first 3; 0: never; unset: first 3
   bool reduce_scatter_during_grad_accumulation = true;
   std::vector<std::string> freeze_module_prefix;  // prefixes of parameter names
   std::vector<std::string> freeze_modules;        // patterns of module paths
@@ -54,8 +53,8 @@ namespace detail {
 /// Adds the rows of these options, in the order of the help.
 void add_parallel_options(std::vector<Option>& rows);
 /// Validates world size, device, backend and FSDP2 flags.
-void validate_parallel(Arguments& arguments, const RunEnvironment& environment, const DiagnosticSink& sink,
-                       Mistakes& rules);
+void validate_parallel(Arguments& arguments, const RunEnvironment& environment, const RunParts& parts,
+                       const DiagnosticSink& sink, Mistakes& rules);
 
 }  // namespace detail
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "framework/arguments/argument_validation.h"
 #include "framework/arguments/microbatches.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/arguments/option_group.h"
@@ -123,7 +124,6 @@ void require_absent(Mistakes& rules, bool given, const std::string& flag, const 
 void leave_training_out(Arguments& arguments) {
   if (!arguments.skip_train) return;
   if (!arguments.train_iters && !arguments.train_samples) arguments.train_iters = 1;
-  if (!arguments.micro_batch_size) arguments.micro_batch_size = 1;
   if (!arguments.override_opt_param_scheduler) arguments.use_checkpoint_opt_param_scheduler = true;
 }
 
@@ -182,10 +182,12 @@ void add_training_options(std::vector<Option>& rows) {
   add_validation(rows);
 }
 
-void validate_training(Arguments& arguments, Mistakes& rules) {
+void validate_training(Arguments& arguments, const RunParts& parts, Mistakes& rules) {
   leave_training_out(arguments);
+  const bool trains = parts.training && !arguments.skip_train;
+  if (!trains && !arguments.micro_batch_size) arguments.micro_batch_size = 1;
   check_callbacks(arguments, rules);
-  check_length(arguments, rules);
+  if (parts.schedule) check_length(arguments, rules);
   check_batches(arguments, rules);
 }
 

@@ -11,13 +11,14 @@ namespace megashard {
 
 struct Arguments;
 struct Option;
+struct RunParts;
 class Mistakes;
 
 enum class ExitSignal { kTerm = SIGTERM, kInt = SIGINT, kUsr1 = SIGUSR1, kUsr2 = SIGUSR2 };
 
 /// Megatron's groups for the training loop, with its names and defaults. (derived): computed by validate_arguments.
 struct TrainingArguments {
-  std::optional<int64_t> micro_batch_size;   // per rank; (derived) 1 with skip_train
+  std::optional<int64_t> micro_batch_size;   // per rank; (derived) 1 where nothing is trained
   std::optional<int64_t> global_batch_size;  // (derived) micro batch size * data parallel size
   std::vector<int64_t> rampup_batch_size;    // {start, increment, samples}; empty: constant
   bool decrease_batch_size_if_needed = false;
@@ -54,7 +55,7 @@ namespace detail {
 /// Adds the rows of these options, in the order of the help.
 void add_training_options(std::vector<Option>& rows);
 /// Validates run length and batch sizes. Call it after data_parallel_size is known.
-void validate_training(Arguments& arguments, Mistakes& rules);
+void validate_training(Arguments& arguments, const RunParts& parts, Mistakes& rules);
 
 }  // namespace detail
 

@@ -48,7 +48,7 @@ std::string CheckpointSaver::settle_run(bool converts) {
   const Arguments& arguments = state_.arguments;
   const auto& folder = *arguments.save;
   const auto steps = list_steps(folder);
-  const bool loads_here = saves_where_it_loads(arguments);
+  const bool loads_here = saves_where_it_loads(state_);
   state_.run = new_run();
   if (loaded_) {
     const auto loaded = run_of_step(loaded_->folder);
@@ -251,7 +251,7 @@ bool CheckpointSaver::has_failed() const { return async_ != nullptr && async_->s
 
 std::optional<int64_t> CheckpointSaver::last_in_folder() const {
   if (last_saved_) return last_saved_;
-  return saves_where_it_loads(state_.arguments) ? loaded_at_ : std::nullopt;
+  return saves_where_it_loads(state_) ? loaded_at_ : std::nullopt;
 }
 
 bool CheckpointSaver::is_saved() const {
@@ -260,7 +260,7 @@ bool CheckpointSaver::is_saved() const {
   if (loaded_at_ != state_.progress.step) return false;
   if (arguments.auto_detect_ckpt_format) return false;  // the format may be another one
   // Ranks may see the folders differently: the first rank's view counts.
-  return first_rank_value(group_, [&] { return saves_where_it_loads(arguments); }).as_bool();
+  return first_rank_value(group_, [&] { return saves_where_it_loads(state_); }).as_bool();
 }
 
 }  // namespace megashard

@@ -1,6 +1,7 @@
 #include "framework/training/trainer.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 
 #include "framework/callbacks/callbacks.h"
@@ -144,14 +145,14 @@ void Trainer::add_listeners() {
   listeners_.push_back(saver_);
 }
 
-void Trainer::load(const CheckpointStep& step) {
+void Trainer::load(const CheckpointStep& step, bool weights_only) {
   enter_phase("load of step", step.iteration);
-  callbacks_.print_on_first_rank(
-      loading_line(*arguments_.load, step.is_release ? std::nullopt : std::optional(step.iteration)));
-  const auto lines = load_training_checkpoint(state_, step, group_);
+  const std::string folder = std::filesystem::path(step.folder).parent_path().string();
+  callbacks_.print_on_first_rank(loading_line(folder, step.is_release ? std::nullopt : std::optional(step.iteration)));
+  const auto lines = load_training_checkpoint(state_, step, group_, weights_only);
   weights_from_ = step.folder + (arguments_.lora_r ? " and " + *arguments_.hf_model : "");
-  if (!step.is_release && !arguments_.finetune) saver_->note_loaded(step);
-  callbacks_.print_on_first_rank(loaded_line(*arguments_.load, state_.progress.step));
+  if (!step.is_release && !weights_only) saver_->note_loaded(step);
+  callbacks_.print_on_first_rank(loaded_line(folder, state_.progress.step));
   for (const auto& line : lines) callbacks_.print_on_first_rank(line);
 }
 
@@ -167,6 +168,7 @@ void Trainer::convert_checkpoint() {
                       .schedule = &schedule_,
                       .device = device_,
                       .progress = state_.progress,
+                      .loaded_from = state_.loaded_from,
                       .damaged_steps = state_.damaged_steps,
                       .scaler = scaler_.get()};
   CheckpointSaver saver(state, group_, callbacks_.print_on_first_rank, [this](const std::string& line) {

@@ -48,8 +48,8 @@ class Trainer {
   Trainer(const Arguments& arguments, MultiModalModule& model, const ParallelGroups& groups, c10::Device device,
           const DataOptions& data, TrainerCallbacks callbacks);
 
-  /// A step of arguments.load. Collective.
-  void load(const CheckpointStep& step);
+  /// Loads a step, or its weights only. Collective.
+  void load(const CheckpointStep& step, bool weights_only = false);
   /// Saves what was loaded in --ckpt-convert-format to --ckpt-convert-save. Collective.
   void convert_checkpoint();
   /// An interrupted one has ended after a step or within an evaluation, and said so. Collective.

@@ -98,9 +98,9 @@ struct Parts {
   bool random;
 };
 
-Parts parts_to_load(const TrainingState& state, const CheckpointStep& step) {
+Parts parts_to_load(const TrainingState& state, const CheckpointStep& step, bool weights_only) {
   const Arguments& arguments = state.arguments;
-  const bool goes_on = !step.is_release && !arguments.finetune;
+  const bool goes_on = !step.is_release && !weights_only;
   return {.progress = goes_on,
           .optimizer = goes_on && !arguments.no_load_optim && state.optimizer != nullptr,
           .random = goes_on && !arguments.no_load_rng};
@@ -229,9 +229,11 @@ void restore_random(const TrainingState& state, const Dict& values, const Positi
 
 }  // namespace
 
-bool saves_where_it_loads(const Arguments& arguments) {
+bool saves_where_it_loads(const TrainingState& state) {
+  const auto& save = state.arguments.save;
+  const auto& load = state.loaded_from ? state.loaded_from : state.arguments.load;
   std::error_code error;  // of a folder that is not there
-  return arguments.save && arguments.load && std::filesystem::equivalent(*arguments.save, *arguments.load, error);
+  return save && load && std::filesystem::equivalent(*save, *load, error);
 }
 
 std::string check_save_format(const TrainingState& state) {
@@ -280,9 +282,9 @@ void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr&
 }
 
 std::vector<std::string> load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
-                                                  const ProcessGroupPtr& group) {
+                                                  const ProcessGroupPtr& group, bool weights_only) {
   const Arguments& arguments = state.arguments;
-  const Parts parts = parts_to_load(state, step);
+  const Parts parts = parts_to_load(state, step, weights_only);
   const std::string random_states = std::string(kRngStateKey) + ".";
   const std::string param_groups_key = std::string(kOptimizerPrefix) + kParamGroupsKey;
   const std::string schedule_key = std::string(kSchedulerKey) + ".";
@@ -290,7 +292,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
   std::vector<std::string> lines;
   std::unordered_set<std::string> stale_copies;
   Position position;
-  OptimizerParamScheduler schedule = *state.schedule;
+  std::optional<OptimizerParamScheduler> schedule;
   std::optional<GradScaler::State> scale;
 
   LoadOptions options;
@@ -327,7 +329,7 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
       lines.insert(lines.end(), position.lines.begin(), position.lines.end());
     }
     if (parts.optimizer) {
-      set_schedule(schedule, values, position, lines);
+      set_schedule(schedule.emplace(*state.schedule), values, position, lines);
       scale = loss_scale_to_load(state.scaler, values.find(kOptimizerKey), lines);
     }
     const bool has_schedule = parts.optimizer && values.find(kSchedulerKey) != nullptr;
@@ -351,11 +353,12 @@ std::vector<std::string> load_training_checkpoint(TrainingState& state, const Ch
     state.optimizer->reload_model_parameters(
         [&](const std::string& name) { return !parts.optimizer || stale_copies.count(name) != 0; });
   }
-  if (parts.progress && saves_where_it_loads(arguments)) state.damaged_steps = step.passed_over;
+  state.loaded_from = std::filesystem::path(step.folder).parent_path().string();
+  if (parts.progress && saves_where_it_loads(state)) state.damaged_steps = step.passed_over;
   if (!parts.progress) return lines;
 
   state.progress = position.progress;
-  if (parts.optimizer) *state.schedule = schedule;
+  if (schedule) *state.schedule = *schedule;
   if (scale) state.scaler->load_state(*scale);
   if (parts.random) {
     all_or_throw(group, [&] { restore_random(state, loaded.values, position, group, lines); });

@@ -26,14 +26,15 @@ namespace megashard {
 struct TrainingState {
   const Arguments& arguments;
   MegatronModule& model;
-  Optimizer* optimizer;  ///< null: weights only
-  OptimizerParamScheduler* schedule;
-  c10::Device device = c10::kCPU;  ///< whose random states count besides the CPU's
+  Optimizer* optimizer;               ///< null: weights only
+  OptimizerParamScheduler* schedule;  ///< null: weights only
+  c10::Device device = c10::kCPU;     ///< whose random states count besides the CPU's
   Progress progress{};
-  std::vector<int64_t> damaged_steps{};  ///< of arguments.save, passed over by the load
-  RunHistory run{};                      ///< on the first rank: whose steps are saved
-  bool replaces_other_runs = false;      ///< the next save removes their steps
-  GradScaler* scaler = nullptr;          ///< null: losses are not scaled
+  std::optional<std::string> loaded_from{};  ///< folder of the steps of which one was loaded
+  std::vector<int64_t> damaged_steps{};      ///< of arguments.save, passed over by the load
+  RunHistory run{};                          ///< on the first rank: whose steps are saved
+  bool replaces_other_runs = false;          ///< the next save removes their steps
+  GradScaler* scaler = nullptr;              ///< null: losses are not scaled
   std::shared_ptr<SavePlanCache> save_plans = std::make_shared<SavePlanCache>();
 };
 
@@ -53,17 +54,16 @@ int64_t least_step_bytes(const TrainingState& state);
 void save_training_checkpoint(const TrainingState& state, const ProcessGroupPtr& group,
                               const std::function<void(const std::string& line)>& notice, AsyncSaver* saver = nullptr);
 
-/// Loads a step (find_step's, of checkpoint/checkpoint.h) by --finetune, --no-load-optim,
-/// --no-load-rng and --dist-ckpt-strictness; sets the progress,
-/// the schedule and the generators, and returns lines for the log. Another world size is fine:
-/// random numbers then go on from (seed, iteration, rank). Arguments, batch sizes, names and sizes
-/// are checked before anything is changed; a PyTorch step, without args, iteration or schedule,
-/// goes on from the step's number. Collective.
+/// Loads a step (find_step's, of checkpoint/checkpoint.h) by --no-load-optim, --no-load-rng and
+/// --dist-ckpt-strictness; without `weights_only` (--finetune) also sets the progress, the schedule and the generators.
+/// Returns lines for the log. Another world size is fine: random numbers then go on from (seed, iteration, rank).
+/// Arguments, batch sizes, names and sizes are checked before anything is changed; a PyTorch step, without args,
+/// iteration or schedule, goes on from the step's number. Collective.
 std::vector<std::string> load_training_checkpoint(TrainingState& state, const CheckpointStep& step,
-                                                  const ProcessGroupPtr& group);
+                                                  const ProcessGroupPtr& group, bool weights_only = false);
 
-/// Whether --save and --load are one folder, however they are written.
-bool saves_where_it_loads(const Arguments& arguments);
+/// Whether --save is the folder that was loaded from, or --load, however they are written.
+bool saves_where_it_loads(const TrainingState& state);
 
 /// Whether a load may leave weights at their first values (--dist-ckpt-strictness), which must
 /// then be there.

@@ -3,10 +3,8 @@
 #include <map>
 #include <optional>
 
-#include "framework/arguments/saved_arguments.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/training/finite_weights.h"
-#include "framework/training/optimizer_param_scheduler.h"
 #include "framework/training/output_paths.h"
 #include "framework/training/progress_clock.h"
 #include "framework/training/sequence_group.h"
@@ -19,7 +17,6 @@
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/session.h"
-#include "models/decoder_arguments.h"
 
 namespace megashard {
 namespace {
@@ -50,7 +47,7 @@ const Program& infer_program() {
   return program;
 }
 
-constexpr const char* kEveryDocument = "1,0,0";  // as a split
+constexpr RunParts kInference = {.training = false, .schedule = false};
 
 struct InferFlags {
   std::optional<std::string> log_probs, generated;
@@ -72,36 +69,6 @@ InferFlags infer_flags(const std::map<std::string, std::string>& own, Mistakes& 
   flags.new_tokens = parse_integer(*number).value_or(0);
   mistakes.require(flags.new_tokens >= 1, "--generate takes a number of tokens, got \"" + *number + "\".");
   return flags;
-}
-
-/// The flags of training that validation asks for and nothing here uses.
-void leave_training_out(Arguments& arguments, std::optional<RollWorker>& worker, const DiagnosticSink& sink) {
-  if (arguments.split) {
-    sink(Severity::kWarning,
-         "--split " + *arguments.split + " is not used: infer reads every document of --data-path.");
-  }
-  reset_training_options(arguments);
-  arguments.skip_train = true;
-  arguments.sequence_parallel = false;  // prompts are of any length; the numbers are the same
-  arguments.train_iters = 1;
-  arguments.split = kEveryDocument;
-  arguments.finetune = arguments.load || arguments.pretrained_checkpoint;  // weights only
-  if (!worker) {
-    if (!arguments.micro_batch_size) arguments.micro_batch_size = 1;
-    return;
-  }
-  if (!arguments.is_given("micro_batch_size")) arguments.micro_batch_size = worker->infer_batch_size;
-  // As ROLL loads a model that is not trained; a worker of fsdp2_train keeps fp32.
-  if (!worker->trains && !arguments.bf16 && !arguments.fp16) {
-    const auto& dtype = worker->sharding.mixed_precision.param_dtype;
-    arguments.bf16 = dtype == at::kBFloat16;
-    arguments.fp16 = dtype == at::kHalf;
-    if (arguments.bf16 || arguments.fp16) {
-      sink(Severity::kNotice, "ROLL: " + worker->role + ": the weights are stored in its param_dtype, " +
-                                  (arguments.bf16 ? "bf16" : "fp16"));
-    }
-  }
-  worker->trains = false;
 }
 
 /// All ranks' rows on rank 0, in the order of the ranks; others get them too.
@@ -166,9 +133,12 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
 
 void load_step(const Arguments& arguments, const Session& session) {
   if (session.from.source != WeightSource::kCheckpoint) return;
-  OptimizerParamScheduler schedule(scheduler_options(arguments));
-  TrainingState state{arguments, session.model(), nullptr, &schedule, session.device};
-  load_training_checkpoint(state, session.from.step, session.groups.world);
+  TrainingState state{.arguments = arguments,
+                      .model = session.model(),
+                      .optimizer = nullptr,
+                      .schedule = nullptr,
+                      .device = session.device};
+  load_training_checkpoint(state, session.from.step, session.groups.world, /*weights_only=*/true);
 }
 
 /// What a model makes of weights that are no numbers looks like any other tokens.
@@ -192,36 +162,19 @@ int run_infer(int argc, char** argv) {
     std::cout << help.what();
     return 0;
   }
-  Arguments& arguments = line.arguments;
-  const RendezvousOptions environment =
-      read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
-  const DiagnosticSink sink = sink_for(environment.rank, &arguments);
+  const RendezvousOptions environment = ranks_of_launcher(line.arguments);
+  const DiagnosticSink sink = sink_for(environment.rank);
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
   const InferFlags flags = infer_flags(line.own, line.mistakes);
-  leave_training_out(arguments, line.worker, sink);
-  const bool applied = line.mistakes.attempt([&] {
-    if (line.worker)
-      apply_roll_worker(
-          *line.worker, arguments, environment.world_size, [] { return 0; }, sink);
-    if (line.mindspeed)
-      apply_mindspeed(
-          *line.mindspeed, arguments, environment.world_size, [] { return 0; }, sink, line.mistakes);
-    if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
-  });
-  const bool data_may_follow = !applied && (line.worker || line.mindspeed);
-  if (arguments.data_path.size() != 1 && !data_may_follow) {
-    line.mistakes.add("infer reads one data set; give --data-path PREFIX of a .bin/.idx pair or of "
-                      "conversations.",
-                      {"--data-path"});
-  }
-  if (!applied) line.mistakes.throw_if_any();  // without it much would seem to be missing
-  const ShardingPlan sharding = validate_for_machine(line, environment, sink);
-  take_network_from_hf_model(arguments, sink);
+  if (const auto& split = line.arguments.split)
+    sink(Severity::kWarning, "--split " + *split + " is not used: infer reads every document of --data-path.");
+  const RunPlan plan = plan_run(std::move(line), kInference, environment, sink);
+  const Arguments& arguments = plan.arguments;
 
   std::optional<ProgressLine> progress;
   if (environment.rank == 0) progress.emplace([&sink](const std::string& text) { sink(Severity::kNotice, text); });
-  const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
-  const Session session = open_session(arguments, sharding, group, sink);
+  const ProcessGroupPtr group = join_world(plan, environment);
+  const Session session = open_session(plan, group, sink);
   load_step(arguments, session);
   check_weights(session.model(), arguments, session.from, group);
   infer(session.model(), arguments, flags, session.groups, session.device, sink);

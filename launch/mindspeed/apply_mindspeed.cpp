@@ -41,8 +41,13 @@ void drop_flags_of_the_network(Arguments& arguments, const DiagnosticSink& sink)
          "MindSpeed-MM: without effect, because config.json describes the model: " + c10::Join(", ", dropped));
 }
 
-void apply_data(MindSpeedRun& run, Arguments& arguments, const DiagnosticSink& sink, Mistakes& mistakes) {
+void apply_data(MindSpeedRun& run, Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink,
+                Mistakes& mistakes) {
   if (!run.data) return;
+  if (!parts.data) {
+    if (!arguments.seq_length) arguments.seq_length = run.data->cutoff_length;
+    return;
+  }
   const bool own = arguments.is_given("data_path") || arguments.is_given("train_data_path") || arguments.mock_data;
   if (own) {
     sink(Severity::kNotice, run.data->place + " is not read: the data are given by a flag");
@@ -68,7 +73,7 @@ void apply_data(MindSpeedRun& run, Arguments& arguments, const DiagnosticSink& s
   }
 }
 
-void apply_length(const MindSpeedRun& run, Arguments& arguments, int64_t world_size,
+void apply_length(const MindSpeedRun& run, Arguments& arguments, int64_t world_size, const RunParts& parts,
                   const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink) {
   const int64_t shared = arguments.context_parallel_size;
   require(shared >= 1 && world_size % shared == 0, "--context-parallel-size " + to_string(shared) +
@@ -81,6 +86,7 @@ void apply_length(const MindSpeedRun& run, Arguments& arguments, int64_t world_s
                                 to_string(world_size / shared) + " ranks are a global batch of " +
                                 to_string(*arguments.global_batch_size));
   }
+  if (!parts.schedule) return;
   if (run.epochs && !run.length_by_flag) {
     const int64_t samples = samples_of_epoch();
     arguments.train_iters = std::max<int64_t>(1, *run.epochs * (samples / *arguments.global_batch_size));
@@ -97,8 +103,9 @@ void apply_length(const MindSpeedRun& run, Arguments& arguments, int64_t world_s
 }
 
 /// Weights come from a checkpoint or are initialised; model_name_or_path only describes the model.
-void apply_start(const MindSpeedRun& run, Arguments& arguments, const DiagnosticSink& sink) {
-  const bool has_start = arguments.load || arguments.from_scratch || arguments.skip_train;
+void apply_start(const MindSpeedRun& run, Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink) {
+  const bool trains = parts.training && !arguments.skip_train;
+  const bool has_start = arguments.load || arguments.from_scratch || !trains;
   if (!run.is_native || !arguments.init_model_with_meta_device || has_start) return;
   arguments.from_scratch = !run.model_by_flag;
   if (!arguments.from_scratch) return;
@@ -174,19 +181,20 @@ void check_balance(const MindSpeedRun& run, const nlohmann::ordered_json& config
 }  // namespace
 
 void apply_mindspeed(MindSpeedRun& run, Arguments& arguments, int64_t world_size,
-                     const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink, Mistakes& mistakes) {
+                     const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink, Mistakes& mistakes,
+                     const RunParts& parts) {
   freeze_parts(run, arguments);
   if (run.is_from_hf || find_mindspeed_model(run.model_id) != nullptr) drop_flags_of_the_network(arguments, sink);
-  apply_data(run, arguments, sink, mistakes);
-  if (run.is_native) {
-    mistakes.attempt([&] { apply_length(run, arguments, world_size, samples_of_epoch, sink); });
+  apply_data(run, arguments, parts, sink, mistakes);
+  if (run.is_native && parts.training) {
+    mistakes.attempt([&] { apply_length(run, arguments, world_size, parts, samples_of_epoch, sink); });
     // MindSpeed-MM's optimizer decays every parameter.
     if (arguments.weight_decay != 0) {
       auto& overrides = arguments.param_group_overrides;
       overrides.insert(overrides.begin(), "*:wd_mult=1");
     }
   }
-  apply_start(run, arguments, sink);
+  apply_start(run, arguments, parts, sink);
   apply_files(arguments, sink);
   if (!run.unused.empty()) sink(Severity::kNotice, "MindSpeed-MM: not used here: " + c10::Join(", ", run.unused));
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/arguments/argument_validation.h"
 #include "framework/arguments/arguments.h"
 #include "framework/arguments/key_log.h"
 #include "framework/mistakes.h"
@@ -45,10 +46,11 @@ std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& con
 /// True for a file of the native route, which has sections of training and parallelism at the top level.
 bool is_native_configuration(const std::string& path);
 
-/// Applies the settings that depend on the number of ranks and the data. Checks that the data is prepared. Call it
-/// before validate_arguments.
+/// Applies the settings of these parts that depend on the number of ranks and the data. Checks that the data is
+/// prepared. Call it before validate_arguments.
 void apply_mindspeed(MindSpeedRun& run, Arguments& arguments, int64_t world_size,
-                     const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink, Mistakes& mistakes);
+                     const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink, Mistakes& mistakes,
+                     const RunParts& parts = {});
 
 /// Applies the model section to the FSDP2 configuration.
 void apply_mindspeed(const MindSpeedRun& run, Fsdp2Config& config);

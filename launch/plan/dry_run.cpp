@@ -21,7 +21,6 @@
 #include "launch/plan/unit_table.h"
 #include "launch/plan/value_origins.h"
 #include "launch/train/end_of_document.h"
-#include "launch/train/run_arguments.h"
 #include "launch/train/run_setup.h"
 #include "models/decoder_arguments.h"
 
@@ -32,34 +31,33 @@ constexpr const char* kFromOthers = "follows from others";
 
 /// The launcher's ranks, or --world-size ranks.
 RendezvousOptions ranks_of(CommandLine& line) {
-  const Arguments& arguments = line.arguments;
-  auto ranks = read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
+  auto ranks = ranks_of_launcher(line.arguments);
   if (!line.own.contains(kWorldSize)) return ranks;
   ranks = {};
   ranks.world_size = ranks.local_world_size = read_world_size(line);
   return ranks;
 }
 
-/// Follows run_pretrain until the first rank would connect to others.
-void complete(CommandLine& line, const RendezvousOptions& ranks, ValueOrigins& origins, KeyLog& sharding_keys,
-              const DiagnosticSink& sink) {
+/// As plan_run, and notes the origins of values.
+RunPlan plan_with_origins(CommandLine line, const RendezvousOptions& ranks, ValueOrigins& origins,
+                          KeyLog& sharding_keys, const DiagnosticSink& sink) {
   Arguments& arguments = line.arguments;
   arguments.world_size = ranks.world_size;
   origins.note_changes(arguments, line.own.contains(kWorldSize) ? kWorldSize : "launcher's environment");
   line.mistakes.attempt_or_throw([&] {
-    apply_files(
-        line, ranks.world_size, [&] { return samples_of_epoch(arguments); }, sink);
+    apply_files(line, {}, ranks.world_size, sink);
     origins.note_changes(arguments, line.worker ? "worker " + line.worker->role : "MindSpeed-MM's files");
     if (arguments.use_checkpoint_args) {
       take_checkpoint_arguments(arguments, sink);
       origins.note_changes(arguments, "checkpoint " + *arguments.load);
     }
   });
-  validate_for_machine(line, ranks, sink, &sharding_keys);
-  const OptimizerParamScheduler schedule(scheduler_options(arguments));  // throws for wrong settings
-  origins.note_changes(arguments, kFromOthers);
-  take_network_from_hf_model(arguments, sink);
-  origins.note_changes(arguments, "config.json of " + arguments.hf_model.value_or(""));
+  RunPlan plan = validate_run(std::move(line), {}, ranks, sink, &sharding_keys);
+  const OptimizerParamScheduler schedule(scheduler_options(plan.arguments));  // throws for wrong settings
+  origins.note_changes(plan.arguments, kFromOthers);
+  take_network_from_hf_model(plan.arguments, sink);
+  origins.note_changes(plan.arguments, "config.json of " + plan.arguments.hf_model.value_or(""));
+  return plan;
 }
 
 void print_arguments(const Arguments& arguments, const ValueOrigins& origins) {
@@ -143,7 +141,7 @@ std::string weights_line(const Start& from, const Arguments& arguments) {
   return "";
 }
 
-void print_forecast(CommandLine line, const DeviceModel& machine, int world_size, int64_t steps) {
+void print_forecast(const CommandLine& line, const DeviceModel& machine, int world_size, int64_t steps) {
   const auto warnings = [sink = sink_for(0)](Severity severity, const std::string& message) {
     if (severity == Severity::kWarning) sink(severity, message);
   };
@@ -163,7 +161,8 @@ void print_forecast(CommandLine line, const DeviceModel& machine, int world_size
 
 }  // namespace
 
-int run_dry_run(CommandLine line, const std::function<CommandLine()>& parse) {
+int run_dry_run(const CommandLine& given) {
+  CommandLine line = given;
   const DiagnosticSink sink = sink_for(0);
   const RendezvousOptions ranks = ranks_of(line);
   if (ranks.rank != 0) return 0;  // the first rank prints for all
@@ -171,22 +170,22 @@ int run_dry_run(CommandLine line, const std::function<CommandLine()>& parse) {
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
   DeviceModel machine;
   line.mistakes.attempt([&] { machine = read_device_model(line.own_value(kMachine, kDefaultDevice)); });
-  Arguments& arguments = line.arguments;
   ValueOrigins origins(line);
   std::erase_if(line.keys, is_argument);
   print_keys("key of the file", line.keys);
   KeyLog sharding_keys;
-  complete(line, ranks, origins, sharding_keys, sink);
+  const RunPlan plan = plan_with_origins(std::move(line), ranks, origins, sharding_keys, sink);
+  const Arguments& arguments = plan.arguments;
   print_line(sizes_line(arguments));
   print_arguments(arguments, origins);
   print_keys("key of the FSDP2 file", sharding_keys);
   print_batches(arguments);
-  const Start from = find_start(arguments, nullptr, sink);
-  const bool goes_on = from.source == WeightSource::kCheckpoint && !arguments.finetune;
+  const Start from = find_start(plan, nullptr, sink);
+  const bool goes_on = from.source == WeightSource::kCheckpoint && !from.weights_only;
   print_data(arguments, {.step = goes_on ? from.step.iteration : 0});
   print_line(weights_line(from, arguments));
-  if (!line.own.contains(kMachine)) print_line(default_device_line(kMachine));
-  print_forecast(parse(), machine, ranks.world_size, arguments.train_iters.value_or(0));
+  if (!given.own.contains(kMachine)) print_line(default_device_line(kMachine));
+  print_forecast(given, machine, ranks.world_size, arguments.train_iters.value_or(0));
   return 0;
 }
 

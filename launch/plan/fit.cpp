@@ -35,22 +35,20 @@ bool fits(const PlannedRun& run, const DeviceModel& device) { return run.peak.by
 
 }  // namespace
 
-std::vector<FitTrial> try_what_fits(const std::function<CommandLine()>& line, const PlanOptions& options) {
-  const CommandLine first = line();
-  const auto batch = first.arguments.global_batch_size;
+std::vector<FitTrial> try_what_fits(const CommandLine& line, const PlanOptions& options) {
+  const Arguments& own = line.arguments;
+  const auto batch = own.global_batch_size;
   if (!batch) throw UsageError("--fit needs --global-batch-size, of which it tries micro batches.");
-  const auto& own = first.arguments;
   const int64_t ranks = options.world_size / (own.tensor_model_parallel_size * own.context_parallel_size);
   std::vector<FitTrial> trials;
   const auto try_all = [&](bool offloads) {
-    for (const PlanChange& way : ways(first.arguments, options, offloads)) {
+    for (const PlanChange& way : ways(own, options, offloads)) {
       for (int64_t sequences = 1; sequences <= kMostSequences; sequences *= 2) {
         if (*batch % (ranks * sequences) != 0) break;
         PlanOptions changed = options;
         changed.change = way;
         changed.change.micro_batch_size = sequences;
-        CommandLine each = line();
-        trials.push_back({changed.change, run_planned(each, changed)});
+        trials.push_back({changed.change, run_planned(line, changed)});
         if (!fits(trials.back().run, options.device)) break;
       }
     }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,8 +15,9 @@ struct FitTrial {
 
 /// Plans micro batch sizes (powers of two), recompute, resharding after forward, and sharding within a node, where the
 /// command line leaves them open. If none fits, plans them with CPU offload of parameters, gradients and optimizer
-/// state. `line` parses the command line again. Sorted by speed, those that do not fit last.
-std::vector<FitTrial> try_what_fits(const std::function<CommandLine()>& line, const PlanOptions& options);
+/// state. Sorted by speed, those that do not fit
+/// last.
+std::vector<FitTrial> try_what_fits(const CommandLine& line, const PlanOptions& options);
 
 /// Flags, then keys of the FSDP2 file after a semicolon: "--micro-batch-size 2; sharding_size: 8".
 std::string change_text(const PlanChange& change);

@@ -2,7 +2,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <filesystem>
-#include <functional>
 #include <iostream>
 
 #include "framework/process_group/gpu_device.h"
@@ -54,7 +53,7 @@ const Program& plan_program() {
   return program;
 }
 
-PlanChange fastest_that_fits(const std::function<CommandLine()>& line, PlanOptions options) {
+PlanChange fastest_that_fits(const CommandLine& line, PlanOptions options) {
   options.sink = [](Severity, const std::string&) {};
   const auto trials = try_what_fits(line, options);
   print_trials(trials, options.device);
@@ -70,10 +69,11 @@ PlanChange fastest_that_fits(const std::function<CommandLine()>& line, PlanOptio
 }
 
 /// Measures with all of the launcher's ranks; the first one writes the file.
-void measure_into(const std::string& path, Arguments& arguments) {
+void measure_into(const std::string& path, const Arguments& arguments) {
   RendezvousOptions ranks = read_environment(arguments.local_rank, "env://").rendezvous;
-  arguments.distributed_backend = take_device(DeviceChoice::kAuto) ? "cpu:gloo,cuda:nccl" : "gloo";
-  const ProcessGroupPtr group = join_world(arguments, {}, ranks);
+  ranks.backend = take_device(DeviceChoice::kAuto) ? "cpu:gloo,cuda:nccl" : "gloo";
+  ranks.timeout = std::chrono::minutes(arguments.distributed_timeout_minutes);
+  const ProcessGroupPtr group = join_world(std::move(ranks));
   const DeviceModel model = measure_machine(group, std::filesystem::path(path).parent_path().string());
   if (group->rank() == 0) {
     write_device_model(path, model,
@@ -110,7 +110,7 @@ int run_plan(int argc, char** argv) {
   PlanOptions options{.device = device, .world_size = world_size, .sink = sink_for(0)};
   if (line.own.contains(kFit)) {
     line.mistakes.throw_if_any();
-    options.change = fastest_that_fits([&] { return parse_arguments(argc, argv, plan_program()); }, options);
+    options.change = fastest_that_fits(line, options);
   }
   options.keeps_spans = line.own.contains(kTrace);
   const PlannedRun run = run_planned(line, options);

@@ -10,7 +10,6 @@
 #include "framework/training/trainer.h"
 #include "launch/plan/memory_curve.h"
 #include "launch/plan/quiet_callbacks.h"
-#include "launch/train/run_arguments.h"
 #include "launch/train/session.h"
 #include "models/decoder_arguments.h"
 #include "parallel/collectives/fake_process_group.h"
@@ -24,71 +23,67 @@ namespace {
 
 constexpr int64_t kSteps = 3;  // moments exist from the second step on; the third is representative
 
-void ignore(Severity, const std::string&) {}
+/// Tokens are generated, and the learning rate does not matter.
+constexpr RunParts kPlanned = {.schedule = false, .data = false};
 
-/// Applies arguments of ROLL, MindSpeed-MM and checkpoints; tokens are generated.
-void take_files(CommandLine& line, int world_size, const DiagnosticSink& sink) {
-  constexpr int64_t kAnyLength = 1 << 20;  // per epoch; the plan has its own number of steps
-  Arguments& arguments = line.arguments;
-  arguments.mock_data = true;
-  if (line.mindspeed && line.mindspeed->data && !arguments.seq_length)
-    arguments.seq_length = line.mindspeed->data->cutoff_length;
+template <class... Parts>
+void copy_parts(const Arguments& from, Arguments& to) {
+  ((static_cast<Parts&>(to) = from), ...);
+}
+
+/// The arguments that a plan has, at a constant batch size. Left at their defaults are those of data, schedule,
+/// checkpoints, log and callbacks.
+Arguments planned_arguments(const Arguments& given, int world_size, const PlanChange& change) {
+  Arguments planned;
+  copy_parts<NetworkArguments, ExpertArguments, InitializationArguments, RegularizationArguments, PrecisionArguments,
+             ActivationArguments, OptimizerArguments, DistributedArguments, ContextParallelArguments,
+             ModelSourceArguments, TokenizerArguments>(given, planned);
+  planned.given = given.given;
+  planned.given_without_effect = given.given_without_effect;
+  planned.unread_sections = given.unread_sections;
+  planned.use_torch_fsdp2 = given.use_torch_fsdp2 || world_size > 1;  // plans support only FSDP2
+  planned.device = DeviceChoice::kSim;
+  planned.distributed_backend = "cpu:gloo,cuda:nccl";
+  planned.init_model_with_meta_device = true;
+
+  planned.micro_batch_size = change.micro_batch_size ? change.micro_batch_size : given.micro_batch_size;
+  planned.global_batch_size = given.global_batch_size;
+  planned.decrease_batch_size_if_needed = given.decrease_batch_size_if_needed;
+  planned.calculate_per_token_loss = given.calculate_per_token_loss;
+  planned.check_for_nan_in_loss_and_grad = given.check_for_nan_in_loss_and_grad;
+  planned.empty_unused_memory_level = given.empty_unused_memory_level;
+  planned.deterministic_mode = given.deterministic_mode;
+  planned.train_iters = kSteps;
+  planned.eval_iters = 0;
+  planned.seq_length = given.seq_length;
+  planned.encoder_seq_length = given.encoder_seq_length;
+  planned.eod_mask_loss = given.eod_mask_loss;
+  planned.reset_position_ids = given.reset_position_ids;
+  planned.reset_attention_mask = given.reset_attention_mask;
+  planned.log_interval = given.log_interval;
+  planned.log_params_norm = given.log_params_norm;
+  planned.log_num_zeros_in_grad = given.log_num_zeros_in_grad;
+  if (!change.recomputes) return planned;
+  planned.recompute_granularity = RecomputeGranularity::kFull;
+  planned.recompute_method = RecomputeMethod::kUniform;
+  planned.recompute_num_layers = 1;
+  return planned;
+}
+
+/// As plan_run, of rank 0 of a world that is not there.
+RunPlan plan_of_rank_0(CommandLine line, int world_size, const PlanChange& change, const DiagnosticSink& sink) {
   line.mistakes.attempt_or_throw([&] {
-    apply_files(
-        line, world_size, [] { return kAnyLength; }, sink);
-    if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
+    apply_files(line, kPlanned, world_size, sink);
+    if (line.arguments.use_checkpoint_args) take_checkpoint_arguments(line.arguments, sink);
   });
-}
-
-/// Sets a constant learning rate and batch size: results do not depend on the rate, and a plan has too few steps for
-/// warm-up or ramp-up.
-void leave_out_schedules(Arguments& arguments) {
-  if (!arguments.lr) arguments.lr = 1;
-  arguments.lr_decay_style = LrDecayStyle::kConstant;
-  arguments.lr_warmup_iters = arguments.lr_warmup_samples = 0;
-  arguments.lr_warmup_fraction.reset();
-  for (auto* length : {&arguments.lr_decay_iters, &arguments.lr_decay_samples, &arguments.lr_wsd_decay_iters,
-                       &arguments.lr_wsd_decay_samples})
-    length->reset();
-  arguments.rampup_batch_size.clear();
-}
-
-/// Replaces settings that a plan does not support.
-void leave_out_what_has_no_shape(Arguments& arguments, int world_size) {
-  if (world_size > 1) arguments.use_torch_fsdp2 = true;  // plans support only FSDP2
-  arguments.device = DeviceChoice::kSim;
-  arguments.distributed_backend = "cpu:gloo,cuda:nccl";
-  arguments.init_model_with_meta_device = true;
-  arguments.train_iters = kSteps;
-  arguments.train_samples.reset();
-  leave_out_schedules(arguments);
-  arguments.eval_iters = 0;
-  arguments.data_path.clear();
-  arguments.data_args_path.reset();
-  arguments.train_data_path.clear();
-  arguments.valid_data_path.clear();
-  arguments.test_data_path.clear();
-  arguments.mock_data = true;
-  arguments.objective = kNextToken;  // mock data have no other columns
-  arguments.callback.clear();
-  for (auto* path :
-       {&arguments.load, &arguments.save, &arguments.save_hf, &arguments.pretrained_checkpoint, &arguments.metrics_file,
-        &arguments.fsdp_schedule_trace, &arguments.prometheus_file, &arguments.tensorboard_dir})
-    path->reset();
-  arguments.async_save = false;
-  arguments.log_memory = arguments.log_host_syncs = arguments.exit_signal_handler = arguments.profile = false;
-  arguments.save_interval.reset();
-  arguments.exit_interval.reset();
-  arguments.exit_duration_in_mins.reset();
-  arguments.timing_log_level = 0;
-}
-
-void change_arguments(const PlanChange& change, Arguments& arguments) {
-  if (change.micro_batch_size) arguments.micro_batch_size = *change.micro_batch_size;
-  if (!change.recomputes) return;
-  arguments.recompute_granularity = RecomputeGranularity::kFull;
-  arguments.recompute_method = RecomputeMethod::kUniform;
-  arguments.recompute_num_layers = 1;
+  line.arguments = planned_arguments(line.arguments, world_size, change);
+  RunPlan plan = validate_run(std::move(line), kPlanned,
+                              {.rank = 0, .world_size = world_size, .local_world_size = world_size}, sink);
+  if (change.reshard_after_forward) plan.sharding.config.reshard_after_forward = *change.reshard_after_forward;
+  if (change.sharding_size) plan.sharding.config.sharding_size = *change.sharding_size;
+  if (change.offloads) plan.sharding.config.offload_to_cpu = true;
+  take_network_from_hf_model(plan.arguments, [](Severity, const std::string&) {});
+  return plan;
 }
 
 ProcessGroupPtr group_of_rank_0(int world_size) {
@@ -207,26 +202,18 @@ std::vector<std::pair<std::string, int64_t>> PeakMemory::parts() const {
   return all;
 }
 
-PlannedRun run_planned(CommandLine& line, const PlanOptions& options) {
+PlannedRun run_planned(const CommandLine& line, const PlanOptions& options) {
   const auto& [device, world_size, keeps_spans, sink, change] = options;
-  Arguments& arguments = line.arguments;
-  take_files(line, world_size, sink);
-  leave_out_what_has_no_shape(arguments, world_size);
-  change_arguments(change, arguments);
-  ShardingPlan sharding =
-      validate_for_machine(line, {.rank = 0, .world_size = world_size, .local_world_size = world_size}, sink);
-  if (change.reshard_after_forward) sharding.config.reshard_after_forward = *change.reshard_after_forward;
-  if (change.sharding_size) sharding.config.sharding_size = *change.sharding_size;
-  if (change.offloads) sharding.config.offload_to_cpu = true;
-  take_network_from_hf_model(arguments, ignore);
+  const RunPlan run_plan = plan_of_rank_0(line, world_size, change, sink);
+  const Arguments& arguments = run_plan.arguments;
   const DevicePlan plan = begin_device_plan(device, keeps_spans);
   const ProcessGroupPtr group = group_of_rank_0(world_size);
   PlannedRun run{.world_size = world_size};
   const auto count_parameters = [&run](const MultiModalModule& model) {
     for (const auto& parameter : distinct_parameters(model)) run.parameters += parameter.numel();
   };
-  const Session session = build_session(arguments, sharding, ParallelGroups(arguments, group),
-                                        {WeightSource::kInitialisation}, sink, {.model_built = count_parameters});
+  const Session session = build_session(run_plan, ParallelGroups(arguments, group), {WeightSource::kInitialisation},
+                                        sink, {.model_built = count_parameters});
   MultiModalModule& model = session.model();
   const DataOptions data{.mock_data = true,
                          .seq_length = *arguments.seq_length,

@@ -64,7 +64,7 @@ struct PlanOptions {
 };
 
 /// Trains as the command line says, as rank 0, for a few steps with generated tokens. Throws UsageError for flags that
-/// cannot be planned. Changes the line's arguments. Only one call at a time per process.
-PlannedRun run_planned(CommandLine& line, const PlanOptions& options);
+/// cannot be planned. Only one call at a time per process.
+PlannedRun run_planned(const CommandLine& line, const PlanOptions& options);
 
 }  // namespace megashard

@@ -9,17 +9,29 @@
 #include <fstream>
 
 #include "launch/plan/quiet_callbacks.h"
-#include "launch/train/run_arguments.h"
 #include "launch/train/session.h"
 
 namespace megashard {
 namespace {
 
-constexpr std::array kTraining = {
-    "pretrain", "--num-layers=1", "--hidden-size=64", "--num-attention-heads=1", "--seq-length=512",
-    "--max-position-embeddings=512", "--vocab-size=100", "--tokenizer-type=NullTokenizer", "--swiglu",
-    "--normalization=RMSNorm", "--position-embedding-type=rope", "--disable-bias-linear", "--micro-batch-size=1",
-    "--lr=1e-4", "--mock-data", "--train-iters=2", "--eval-iters=0", "--use-torch-fsdp2"};
+constexpr std::array kTraining = {"pretrain",
+                                  "--num-layers=1",
+                                  "--hidden-size=64",
+                                  "--num-attention-heads=1",
+                                  "--seq-length=512",
+                                  "--max-position-embeddings=512",
+                                  "--vocab-size=100",
+                                  "--tokenizer-type=NullTokenizer",
+                                  "--swiglu",
+                                  "--normalization=RMSNorm",
+                                  "--position-embedding-type=rope",
+                                  "--disable-bias-linear",
+                                  "--micro-batch-size=1",
+                                  "--lr=1e-4",
+                                  "--mock-data",
+                                  "--train-iters=2",
+                                  "--eval-iters=0",
+                                  "--use-torch-fsdp2"};
 
 /// Resident file pages and allocated heap; free heap will be reused by tensors.
 int64_t resident_now() {
@@ -33,12 +45,12 @@ int64_t resident_now() {
 
 int64_t program_memory(const ProcessGroupPtr& group) {
   const at::AutoGradMode grad(true);
-  CommandLine line = parse_arguments(static_cast<int>(kTraining.size()), kTraining.data());
-  Arguments& arguments = line.arguments;
   const DiagnosticSink quiet = [](Severity, const std::string&) {};
-  const ShardingPlan sharding = validate_for_machine(
-      line, {.rank = group->rank(), .world_size = group->size(), .local_world_size = group->size()}, quiet);
-  const Session session = build_session(arguments, sharding, ParallelGroups(arguments, group),
+  const RunPlan plan =
+      plan_run(parse_arguments(static_cast<int>(kTraining.size()), kTraining.data()), {},
+               {.rank = group->rank(), .world_size = group->size(), .local_world_size = group->size()}, quiet);
+  const Arguments& arguments = plan.arguments;
+  const Session session = build_session(plan, ParallelGroups(arguments, group),
                                         {.source = WeightSource::kInitialisation, .initialises = true}, quiet);
   const auto vocab_size = session.model().vocab_size();
   int64_t most = 0;

@@ -43,8 +43,6 @@ void apply_experts(RollWorker& worker, const Arguments& arguments, int64_t world
 void apply_length(const RollWorker& worker, Arguments& arguments, const std::function<int64_t()>& samples_of_epoch,
                   const DiagnosticSink& sink) {
   const int64_t batch = *arguments.global_batch_size;
-  require(batch >= 1,
-          worker.role + ": the global batch has " + to_string(batch) + " sequences; it must have at least 1.");
   if (arguments.train_iters || arguments.train_samples) return;
   if (worker.max_steps > 0) {
     arguments.train_iters = worker.max_steps;
@@ -58,7 +56,8 @@ void apply_length(const RollWorker& worker, Arguments& arguments, const std::fun
                               to_string(*arguments.train_iters) + " iterations");
 }
 
-void apply_batches(const RollWorker& worker, Arguments& arguments, int64_t world_size, const DiagnosticSink& sink) {
+void derive_global_batch(const RollWorker& worker, Arguments& arguments, int64_t world_size,
+                         const DiagnosticSink& sink) {
   if (arguments.global_batch_size) return;
   const int64_t shared = arguments.context_parallel_size;
   require(shared >= 1 && world_size % shared == 0, worker.role + ": ulysses_size " + to_string(shared) +
@@ -72,6 +71,13 @@ void apply_batches(const RollWorker& worker, Arguments& arguments, int64_t world
   sink(Severity::kNotice, "ROLL: " + worker.role + ": per_device_train_batch_size " + to_string(micro) +
                               " * gradient_accumulation_steps " + to_string(steps) + " * " + to_string(ranks) +
                               " ranks are a global batch of " + to_string(*arguments.global_batch_size));
+}
+
+void apply_batches(const RollWorker& worker, Arguments& arguments, int64_t world_size, const DiagnosticSink& sink) {
+  derive_global_batch(worker, arguments, world_size, sink);
+  const int64_t batch = *arguments.global_batch_size;
+  require(batch >= 1,
+          worker.role + ": the global batch has " + to_string(batch) + " sequences; it must have at least 1.");
 }
 
 void apply_warmup(const RollWorker& worker, Arguments& arguments) {
@@ -105,7 +111,8 @@ void apply_recompute(RollWorker& worker, Arguments& arguments) {
 }  // namespace
 
 void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_size,
-                       const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink) {
+                       const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink,
+                       const RunParts& parts) {
   check_devices(worker, world_size);
   const bool all = worker.fsdp_size <= 1 || worker.fsdp_size >= world_size;
   require(all || world_size % worker.fsdp_size == 0, worker.role + ": fsdp_size " + to_string(worker.fsdp_size) +
@@ -115,8 +122,10 @@ void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_s
   apply_experts(worker, arguments, world_size);
   if (worker.trains) {
     apply_batches(worker, arguments, world_size, sink);
-    apply_length(worker, arguments, samples_of_epoch, sink);
-    apply_warmup(worker, arguments);
+    if (parts.schedule) {
+      apply_length(worker, arguments, samples_of_epoch, sink);
+      apply_warmup(worker, arguments);
+    }
     apply_decay(arguments);
     apply_recompute(worker, arguments);
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/arguments/argument_validation.h"
 #include "framework/arguments/arguments.h"
 #include "framework/arguments/key_log.h"
 #include "framework/modules/fsdp2_config.h"
@@ -47,11 +48,13 @@ RollWorker read_roll_worker(const std::string& path, const std::string& role, Ar
 RollWorker parse_roll_worker(const std::string& text, const std::string& path, const std::string& role,
                              Arguments& arguments, KeyLog* log = nullptr);
 
-/// Applies settings that depend on the number of ranks, the data and the flags of the command line, which take
-/// precedence: sharding, batch sizes, length and warm-up of the training, recompute. Calls `samples_of_epoch` only if
-/// epochs are used. Checks device_mapping against `world_size`. Call it before validate_arguments.
+/// Applies settings of these parts that depend on the number of ranks, the data and the flags of the command line,
+/// which take precedence: sharding, batch sizes, length and warm-up of the training, recompute. Calls
+/// `samples_of_epoch` only if epochs are used. Checks device_mapping against `world_size`. Call it before
+/// validate_arguments.
 void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_size,
-                       const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink);
+                       const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink,
+                       const RunParts& parts = {});
 
 /// Parses "list(range(0,16))", "[0, 1, 2]" or sums of these to device numbers, without evaluating them. Nullopt for
 /// other text, or if a device is repeated.

@@ -12,8 +12,6 @@
 #include <unordered_set>
 
 #include "checkpoint/values/tensor_info.h"
-#include "framework/arguments/argument_validation.h"
-#include "framework/arguments/saved_arguments.h"
 #include "framework/process_group/launch_environment.h"
 #include "framework/training/flops.h"
 #include "framework/training/start_log.h"
@@ -26,10 +24,8 @@
 #include "launch/output/terminal.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
-#include "launch/train/run_arguments.h"
 #include "launch/train/run_signals.h"
 #include "launch/train/session.h"
-#include "models/decoder_arguments.h"
 #include "models/hugging_face/save_hf_model.h"
 #include "parallel/device/buffer_pool.h"
 #include "parallel/device/cuda_module.h"
@@ -169,22 +165,15 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
     std::cout << help.what();
     return 0;
   }
-  if (line.own.contains(kDryRun)) return dry_run(std::move(line), [&] { return parse_arguments(argc, argv); });
+  if (line.own.contains(kDryRun)) return dry_run(line);
   for (const char* flag : {kWorldSize, kMachine})
     line.mistakes.require(!line.own.contains(flag),
                           std::string(flag) + " is for --dry-run; leave it out, or add that.");
-  Arguments& arguments = line.arguments;
-  const RendezvousOptions environment =
-      read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
-  const DiagnosticSink sink = sink_for(environment.rank, &arguments);
+  const RendezvousOptions environment = ranks_of_launcher(line.arguments);
+  const DiagnosticSink sink = sink_for(environment.rank, line.arguments.logging_level);
   for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
-  line.mistakes.attempt_or_throw([&] {
-    apply_files(
-        line, environment.world_size, [&] { return samples_of_epoch(arguments); }, sink);
-    if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
-  });
-  const ShardingPlan sharding = validate_for_machine(line, environment, sink);
-  take_network_from_hf_model(arguments, sink);
+  const RunPlan plan = plan_run(std::move(line), {}, environment, sink);
+  const Arguments& arguments = plan.arguments;
   watch_signals(arguments, "megashard: interrupted before the first step; nothing was trained or saved\n",
                 environment.rank == 0, sink);
   if (environment.rank == 0) {
@@ -196,7 +185,7 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
 
   std::optional<ProgressLine> progress;
   if (environment.rank == 0) progress.emplace([&sink](const std::string& text) { sink(Severity::kNotice, text); });
-  const ProcessGroupPtr group = join_world(arguments, line.worker, environment);
+  const ProcessGroupPtr group = join_world(plan, environment);
   nlohmann::ordered_json config_to_save;
   const auto generators_seeded = [&] {
     at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
@@ -205,7 +194,7 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   const auto model_built = [&](const MultiModalModule& model) {
     if (environment.rank == 0) print_parameter_counts(model);
   };
-  const Session session = open_session(arguments, sharding, group, sink, {generators_seeded, model_built});
+  const Session session = open_session(plan, group, sink, {generators_seeded, model_built});
   MultiModalModule& model = session.model();
   const c10::Device device = session.device;
 
@@ -215,7 +204,7 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   Trainer trainer(arguments, model, session.groups, device,
                   data_options(arguments, model.vocab_size(), end_of_document_id(arguments), sink),
                   std::move(callbacks));
-  if (session.from.source == WeightSource::kCheckpoint) trainer.load(session.from.step);
+  if (session.from.source == WeightSource::kCheckpoint) trainer.load(session.from.step, session.from.weights_only);
   TrainingEnd end = TrainingEnd::kDone;
   if (arguments.ckpt_convert_format) {
     end_at_interrupt("megashard: interrupted while the checkpoint was converted; it is not whole\n");

@@ -11,22 +11,17 @@
 #include "checkpoint/steps/folder_content.h"
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/gather_values.h"
-#include "framework/arguments/argument_validation.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/mistakes.h"
 #include "framework/modules/freeze.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/unit_plan_file.h"
 #include "framework/modules/weight_init_mixin.h"
-#include "framework/process_group/gpu_device.h"
-#include "framework/process_group/launcher_variables.h"
 #include "framework/training/random_states.h"
 #include "framework/training/round_weights.h"
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_log.h"
-#include "launch/arguments/model_folder.h"
 #include "launch/output/status_line.h"
-#include "launch/roll/roll_keys.h"
 #include "launch/train/load_model_plugin.h"
 #include "models/float8/float8_layers.h"
 #include "models/hugging_face/load_hf_weights.h"
@@ -42,41 +37,11 @@ namespace {
 
 constexpr const char* kLoadFlag = "--load";
 
-Strictness strictness_of(const Arguments& arguments) {
-  return arguments.fsdp2_config_strict ? Strictness::kStrict : Strictness::kWarn;
-}
-
-Fsdp2Config sharding_config(const CommandLine& line, const DiagnosticSink& sink, KeyLog* log) {
-  const Arguments& arguments = line.arguments;
-  Fsdp2Config config;
-  if (arguments.fsdp2_config_path) {
-    config = load_fsdp2_config(*arguments.fsdp2_config_path, strictness_of(arguments), sink, log);
-  } else if (line.worker) {
-    return line.worker->sharding;
-  } else if (!arguments.use_torch_fsdp2) {
-    config.sharding_size = 1;
-  }
-  if (line.mindspeed) apply_mindspeed(*line.mindspeed, config);
-  return config;
-}
-
-bool has_fp16(const MixedPrecisionPolicy& policy) {
-  const auto dtypes = {policy.param_dtype, policy.reduce_dtype, policy.output_dtype, policy.grad_dtype};
-  return std::ranges::find(dtypes, at::kHalf) != dtypes.end();
-}
-
-/// Takes MindSpeed's key in the FSDP2 file for a setting that is a flag in Megatron.
-void take_expert_ranks(const Fsdp2Config& config, Arguments& arguments, const DiagnosticSink& sink) {
-  const int ranks = config.expert_parallel_size;
-  if (ranks == 1 || arguments.is_given("expert_model_parallel_size")) return;
-  arguments.expert_model_parallel_size = ranks;
-  sink(Severity::kNotice, c10::str("FSDP2: expert_parallel_size: as --expert-model-parallel-size ", ranks));
-}
-
 /// Reason why --load without a checkpoint is not a new run; empty if it is. For the first rank.
-std::string start_refusal(const Arguments& arguments, const std::string& tracker, const std::string& key) {
+std::string start_refusal(const RunPlan& plan, const std::string& folder, const std::string& tracker,
+                          const std::string& key) {
   using Kind = FolderContent::Kind;
-  const std::string& folder = *arguments.load;
+  const Arguments& arguments = plan.arguments;
   const auto told = key + " " + folder + ": ";
   const auto content = misplaced_checkpoint(folder);
   const auto place = (std::filesystem::path(folder) / content.name).parent_path().string();
@@ -97,19 +62,21 @@ std::string start_refusal(const Arguments& arguments, const std::string& tracker
   const auto missing = tracker + " does not exist, so there is nothing to load";
   if (arguments.ckpt_convert_format) return "--ckpt-convert-format: " + missing;
   if (arguments.exit_on_missing_checkpoint) return "--exit-on-missing-checkpoint: " + missing;
-  if (arguments.skip_train)
+  if (!plan.trains)
     return told + missing + ", and nothing is trained: give the folder of the checkpoint, or leave --load out";
   if (key != kLoadFlag) return told + missing + "; give the folder of the checkpoint, or false to start anew";
   return "";
 }
 
 /// Handles --load without a checkpoint: throws if only its weights can be meant. Collective.
-void go_on_without_checkpoint(const Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink) {
-  const auto tracker = (std::filesystem::path(*arguments.load) / "latest_checkpointed_iteration.txt").string();
+void go_on_without_checkpoint(const RunPlan& plan, const std::string& folder, const ProcessGroupPtr& group,
+                              const DiagnosticSink& sink) {
+  const Arguments& arguments = plan.arguments;
+  const auto tracker = (std::filesystem::path(folder) / "latest_checkpointed_iteration.txt").string();
   const bool is_of_file = arguments.resume_key && !arguments.is_given("load");
   const std::string key = is_of_file ? *arguments.resume_key : kLoadFlag;
   const auto refusal =
-      first_rank_value(group, [&]() -> Value { return start_refusal(arguments, tracker, key); }).as_string();
+      first_rank_value(group, [&]() -> Value { return start_refusal(plan, folder, tracker, key); }).as_string();
   require(refusal.empty(), refusal);
   const bool has_files = arguments.hf_model && !arguments.from_scratch;
   const auto weights = arguments.pretrained_checkpoint
@@ -145,69 +112,36 @@ std::vector<std::string> our_prefixes(std::vector<std::string> prefixes, const t
   return prefixes;
 }
 
-/// Folder for --load, which may have been a step's own folder.
-std::string parent_of(const CheckpointStep& step) { return std::filesystem::path(step.folder).parent_path().string(); }
-
 }  // namespace
 
-DiagnosticSink sink_for(int rank, const Arguments* arguments) {
-  return [rank, arguments](Severity severity, const std::string& message) {
+DiagnosticSink sink_for(int rank, std::optional<int64_t> logging_level) {
+  return [rank, least = logging_level.value_or(0)](Severity severity, const std::string& message) {
     constexpr int64_t kInfo = 20, kWarning = 30;  // levels of Python's logging
     const bool is_warning = severity == Severity::kWarning;
-    const int64_t least = arguments == nullptr ? 0 : arguments->logging_level.value_or(0);
     if (rank == 0 && least <= (is_warning ? kWarning : kInfo))
       print_over_status((is_warning ? "WARNING: " : "") + message);
   };
 }
 
-ShardingPlan validate_for_machine(CommandLine& line, const RendezvousOptions& environment, const DiagnosticSink& sink,
-                                  KeyLog* log) {
-  Arguments& arguments = line.arguments;
-  Mistakes& found = line.mistakes;
-  ShardingPlan plan{.config = {},
-                    .recompute_reentrant = line.worker && line.worker->recompute_reentrant,
-                    .recompute_towers = line.worker && line.worker->trains && line.worker->recompute};
-  std::vector<std::pair<Severity, std::string>> told;  // messages about the file, for runs that start
-  found.attempt([&] {
-    plan.config = sharding_config(
-        line, [&told](Severity severity, const std::string& message) { told.emplace_back(severity, message); }, log);
-    take_expert_ranks(plan.config, arguments, sink);
-    arguments.gradients_in_fp16 = has_fp16(plan.config.mixed_precision);
-  });
-  if (arguments.hf_model) {
-    const bool there = found.attempt([&] { require_model_folder("--hf-model", *arguments.hf_model); });
-    if (there && line.mindspeed) found.attempt([&] { check_mindspeed_model(*line.mindspeed, arguments); });
-  }
-  try {
-    validate_arguments(arguments,
-                       {.world_size = environment.world_size,
-                        .rank = environment.rank,
-                        .has_gpu = take_device(arguments.device),
-                        .cuda_device_max_connections = own_variable("CUDA_DEVICE_MAX_CONNECTIONS"),
-                        .nccl_algo = own_variable("NCCL_ALGO")},
-                       sink, std::move(found));
-  } catch (const UsageErrors& errors) {
-    if (!line.worker) throw;
-    std::vector<std::string> messages;
-    for (const auto& message : errors.messages()) messages.push_back(with_roll_keys(message));
-    throw UsageErrors(std::move(messages));
-  }
-  for (const auto& [severity, message] : told) sink(severity, message);
-  return plan;
+RendezvousOptions ranks_of_launcher(const Arguments& arguments) {
+  return read_environment(arguments.local_rank, arguments.distributed_init_method.value_or("env://")).rendezvous;
 }
 
-ProcessGroupPtr join_world(const Arguments& arguments, const std::optional<RollWorker>& worker,
-                           RendezvousOptions options) {
-  options.backend = *arguments.distributed_backend;
-  options.timeout = std::chrono::minutes(arguments.distributed_timeout_minutes);
+ProcessGroupPtr join_world(const RunPlan& plan, RendezvousOptions options) {
+  options.backend = *plan.arguments.distributed_backend;
+  options.timeout = std::chrono::minutes(plan.arguments.distributed_timeout_minutes);
+  if (!plan.device_mapping.empty())
+    options.local_rank = static_cast<int>(plan.device_mapping.at(static_cast<size_t>(options.rank)));
+  return join_world(std::move(options));
+}
+
+ProcessGroupPtr join_world(RendezvousOptions options) {
   // the first rank of each host prints
   if (options.local_rank <= 0 || options.local_world_size == 0) options.notice = print_over_status;
   options.long_wait = [](const std::string& line) {
     const std::string text = "megashard: " + line + "\n";
     std::fwrite(text.data(), 1, text.size(), stderr);
   };
-  if (worker && !worker->device_mapping.empty())
-    options.local_rank = static_cast<int>(worker->device_mapping.at(static_cast<size_t>(options.rank)));
   ProcessGroupPtr group;
   value_errors_are_mistakes([&] { group = init_process_group(options); });
   return group;
@@ -224,41 +158,41 @@ void seed_generators(const Arguments& arguments, int rank, c10::Device device) {
   seed_random_states(static_cast<uint64_t>(seed), device);
 }
 
-Start find_start(Arguments& arguments, const ProcessGroupPtr& group, const DiagnosticSink& sink) {
+Start find_start(const RunPlan& plan, const ProcessGroupPtr& group, const DiagnosticSink& sink) {
+  const Arguments& arguments = plan.arguments;
   enter_phase("search for the step to load");
   const FindOptions find{.ckpt_step = arguments.ckpt_step,
                          .depth = arguments.verify_checkpoint ? VerifyDepth::kBytes : VerifyDepth::kSizes,
                          .notice = [&sink](const std::string& line) { sink(Severity::kWarning, line); }};
-  for (auto* folder : {&arguments.load, &arguments.pretrained_checkpoint}) {
-    if (!*folder) continue;
+  const auto resolved = [&](std::optional<std::string> folder) {
+    if (!folder) return folder;
     value_errors_are_mistakes(
-        [&] { *folder = first_rank_value(group, [&]() -> Value { return resolve_best_step(**folder); }).as_string(); });
+        [&] { folder = first_rank_value(group, [&]() -> Value { return resolve_best_step(*folder); }).as_string(); });
+    return folder;
+  };
+  const auto load = resolved(arguments.load), pretrained = resolved(arguments.pretrained_checkpoint);
+  const auto from_step = [&](const CheckpointStep& step, bool weights_only) {
+    return Start{WeightSource::kCheckpoint, step, weights_only, may_lack_weights(arguments)};
+  };
+  if (load) {
+    if (const auto step = find_given_step(*load, group, find)) return from_step(*step, arguments.finetune);
+    go_on_without_checkpoint(plan, *load, group, sink);
   }
-  if (arguments.load) {
-    if (const auto step = find_given_step(*arguments.load, group, find)) {
-      arguments.load = parent_of(*step);
-      return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
-    }
-    go_on_without_checkpoint(arguments, group, sink);
-  }
-  if (arguments.pretrained_checkpoint) {
-    const std::string& folder = *arguments.pretrained_checkpoint;
-    const auto step = find_given_step(folder, group, find);
+  if (pretrained) {
+    const auto step = find_given_step(*pretrained, group, find);
     if (!step) {
-      throw UsageError("--pretrained-checkpoint " + folder +
+      throw UsageError("--pretrained-checkpoint " + *pretrained +
                        " holds no checkpoint (no latest_checkpointed_iteration.txt); check the "
                        "path, or leave it out");
     }
-    arguments.load = parent_of(*step);
-    arguments.finetune = true;
-    return {WeightSource::kCheckpoint, *step, may_lack_weights(arguments)};
+    return from_step(*step, /*weights_only=*/true);
   }
   if (arguments.hf_model && !arguments.from_scratch) return {WeightSource::kHuggingFace};
   if (!arguments.perform_initialization && !arguments.init_model_with_meta_device) {
     sink(Severity::kWarning, "--no-initialization: no weights are loaded either, so training starts from whatever the "
                              "layers' constructors left; give --load or --hf-model, or leave it out");
   }
-  return {WeightSource::kInitialisation, {}, true};
+  return {.source = WeightSource::kInitialisation, .initialises = true};
 }
 
 BuiltModel build_model(const Arguments& arguments, bool initialises) {
@@ -318,27 +252,29 @@ void load_first_weights(const Arguments& arguments, const BuiltModel& built, con
   if (arguments.downcast_to_bf16) round_weights_to_bf16(*built.model);
 }
 
-at::ScalarType shard_model(const Arguments& arguments, const ShardingPlan& plan, const BuiltModel& built,
-                           const ParallelGroups& groups, bool initialises, const DiagnosticSink& sink) {
+at::ScalarType shard_model(const RunPlan& plan, const BuiltModel& built, const ParallelGroups& groups, bool initialises,
+                           const DiagnosticSink& sink) {
+  const Arguments& arguments = plan.arguments;
+  const ShardingPlan& sharding = plan.sharding;
   auto* mixin = dynamic_cast<FSDP2Mixin*>(built.model.get());
   TORCH_CHECK(mixin != nullptr, "the model ", built.model->class_name(),
               " does not derive from FSDP2Mixin, so it cannot be sharded");
   ActivationPlan activations = activation_plan(arguments);
-  activations.recompute_reentrant = plan.recompute_reentrant;
-  activations.recompute_towers = plan.recompute_towers;
+  activations.recompute_reentrant = sharding.recompute_reentrant;
+  activations.recompute_towers = sharding.recompute_towers;
   const bool has_plan = arguments.fsdp2_plan != "auto" && arguments.fsdp2_plan != "off";
   mixin->fully_shard({.process_group = groups.sharding,
                       .tensor_parallel_group = groups.tensor_parallel,
-                      .config = plan.config,
-                      .strictness = strictness_of(arguments),
+                      .config = sharding.config,
+                      .strictness = sharding.strictness,
                       .sink = sink,
                       .activations = activations,
                       .unit_plan = has_plan ? std::optional(load_unit_plan(arguments.fsdp2_plan)) : std::nullopt,
                       .init_tape = built.tape.get(),
                       .weights_follow = !initialises && !arguments.lora_r,
                       .unset_weights_follow = arguments.lora_r.has_value(),
-                      .trains = !arguments.skip_train});
-  return plan.config.mixed_precision.param_dtype.value_or(stored_dtype(arguments));
+                      .trains = plan.trains});
+  return sharding.config.mixed_precision.param_dtype.value_or(stored_dtype(arguments));
 }
 
 }  // namespace megashard

@@ -25,11 +25,11 @@ struct SessionHooks {
 
 /// Seeds the generators, finds the weights to start from, builds the session, and loads Hugging Face weights. The
 /// caller loads a checkpoint. `world`: from join_world. Collective.
-Session open_session(Arguments& arguments, const ShardingPlan& sharding, const ProcessGroupPtr& world,
-                     const DiagnosticSink& sink, const SessionHooks& hooks = {});
+Session open_session(const RunPlan& plan, const ProcessGroupPtr& world, const DiagnosticSink& sink,
+                     const SessionHooks& hooks = {});
 
 /// Builds, freezes and shards the model, and loads no weights. Collective.
-Session build_session(const Arguments& arguments, const ShardingPlan& sharding, const ParallelGroups& groups,
-                      const Start& from, const DiagnosticSink& sink, const SessionHooks& hooks = {});
+Session build_session(const RunPlan& plan, const ParallelGroups& groups, const Start& from, const DiagnosticSink& sink,
+                      const SessionHooks& hooks = {});
 
 }  // namespace megashard

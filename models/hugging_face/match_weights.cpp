@@ -40,6 +40,7 @@ class Matcher {
   std::vector<WeightTarget> match() && {
     std::unordered_set<std::string> grouped;
     for (const auto& group : map_.groups) {
+      if (!by_name_.contains(group.tensors.front().name)) continue;  // adapters
       for (const auto& tensor : group.tensors) grouped.insert(tensor.name);
       match_group(group);
     }

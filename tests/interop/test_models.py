@@ -220,7 +220,7 @@ def test_stacked_experts_are_the_same_weights(compared, tmp_path):
     assert all(torch.equal(other[key], value) for other in others for key, value in wanted.items())
     done = model_logits(folders[-1])
     experts = "model.layers.0.mlp.experts"
-    assert f"of other sizes: {experts}.down_proj [5, 48, 24] for {experts}.5" in done.stderr
+    assert f"of other sizes: {experts}.down_proj [5, 48, 24] for {experts}.down_proj [6, 48, 24]" in done.stderr
 
 
 def test_weights_of_another_model_are_refused(compared, tmp_path):

@@ -204,6 +204,11 @@ def test_a_plan_has_the_bytes_of_a_run(folder, name, world):
     assert [sum(int(row[i]) for row in rows) for i in (0, 1)] == of_step
 
 
+def test_what_a_plan_does_without_is_not_checked(folder):
+    others = "--save-best --finetune --profile --ckpt-step 3 --lr-decay-style WSD --min-lr 2 --callback nobody".split()
+    assert plan(folder, SMALL, 2, *others, length=64) == plan(folder, SMALL, 2, length=64)
+
+
 def test_weights_that_are_kept_are_gathered_once_a_step(folder):
     def gathers(batches):
         said = plan(folder, SMALL, 2, length=128, batches=batches, config=MIXED + KEPT)

@@ -126,6 +126,30 @@ TEST(ValidateArguments, HuggingFaceModelsBringTheirSizes) {
   EXPECT_FALSE(arguments.hidden_size.has_value());
 }
 
+TEST(ValidateArguments, AsksForThePartsOfTheRunOnly) {
+  Arguments arguments = arguments_from("--sequence-parallel --tensor-model-parallel-size 2 --seq-length 15");
+  arguments.lr.reset();
+  arguments.train_iters.reset();
+  arguments.data_path.clear();
+  arguments.mock_data = false;
+  arguments.micro_batch_size.reset();
+  CollectedDiagnostics told;
+  const auto check = [&](Arguments with, const RunParts& parts) {
+    validate_arguments(with, {.world_size = 2}, told.sink(), {}, parts);
+    return with;
+  };
+  const auto inference = check(arguments, {.training = false, .schedule = false});
+  EXPECT_EQ(inference.micro_batch_size, 1);
+  EXPECT_FALSE(inference.sequence_parallel) << "prompts are of any length";
+  EXPECT_FALSE(inference.lr || inference.train_iters || inference.split);
+  arguments.seq_length = 16;
+  arguments.micro_batch_size = 4;
+  const auto plan = check(arguments, {.schedule = false, .data = false});
+  EXPECT_EQ(plan.global_batch_size, 4);
+  EXPECT_TRUE(plan.sequence_parallel);
+  EXPECT_FALSE(plan.lr || plan.train_iters);
+}
+
 TEST(ValidateArguments, NamesWhatIsMissing) {
   const std::pair<const char*, std::function<void(Arguments&)>> rows[] = {
       {"--num-layers is missing", [](auto& a) { a.num_layers.reset(); }},

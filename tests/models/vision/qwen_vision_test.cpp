@@ -196,10 +196,10 @@ TEST_P(QwenVlFamilies, EveryNamedSubmoduleCanBeWrapped) {
 
 TEST(QwenVision, PublishedNamesOfTheFirstFamilyOnly) {
   const auto old = make_vl("qwen2_5_vl"), later = make_vl("qwen3_vl");
-  EXPECT_EQ(old->published_name("model.visual.merger.ln_q.weight"), "visual.merger.ln_q.weight");
-  EXPECT_EQ(old->published_name("model.language_model.norm.weight"), "model.norm.weight");
-  EXPECT_EQ(old->published_name("lm_head.weight"), "lm_head.weight");
-  EXPECT_EQ(later->published_name("model.visual.merger.norm.weight"), "model.visual.merger.norm.weight");
+  EXPECT_EQ(old->weight_map().published_name("model.visual.merger.ln_q.weight"), "visual.merger.ln_q.weight");
+  EXPECT_EQ(old->weight_map().published_name("model.language_model.norm.weight"), "model.norm.weight");
+  EXPECT_EQ(old->weight_map().published_name("lm_head.weight"), "lm_head.weight");
+  EXPECT_EQ(later->weight_map().published_name("model.visual.merger.norm.weight"), "model.visual.merger.norm.weight");
 }
 
 TEST(QwenVision, WrongPicturesAreAnError) {

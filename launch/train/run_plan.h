@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "framework/arguments/argument_validation.h"
+#include "framework/arguments/arguments.h"
+#include "framework/arguments/key_log.h"
+#include "framework/data/build_datasets.h"
+#include "framework/diagnostics.h"
+#include "framework/modules/fsdp2_config.h"
+#include "launch/arguments/command_line.h"
+#include "parallel/collectives/rendezvous.h"
+
+namespace megashard {
+
+/// Sharding of a run: from the FSDP2 file, ROLL's worker, or the defaults.
+struct ShardingPlan {
+  Fsdp2Config config;
+  Strictness strictness = Strictness::kWarn;  ///< towards unknown keys and patterns without a match
+  bool recompute_reentrant = false;           ///< for ROLL's worker
+  bool recompute_towers = false;              ///< for ROLL's worker: also recomputes trained towers
+};
+
+/// A run whose arguments are complete and checked. Programs keep it const.
+struct RunPlan {
+  Arguments arguments;
+  ShardingPlan sharding;
+  bool trains = true;                     ///< has optimizer steps
+  std::vector<int64_t> device_mapping{};  ///< of ROLL's worker: the GPU of each rank; empty: by the launcher
+};
+
+/// Completes the arguments of a command line for these parts of a run and checks them: ROLL's worker, MindSpeed-MM's
+/// files, --use-checkpoint-args, this machine and its ranks, the FSDP2 file, config.json of --hf-model. Without
+/// training, options that only pretrain reads have their defaults. Throws UsageErrors. The three functions below are
+/// its steps.
+RunPlan plan_run(CommandLine line, const RunParts& parts, const RendezvousOptions& ranks, const DiagnosticSink& sink);
+
+/// Applies ROLL's worker and MindSpeed-MM's files, which depend on the number of ranks and on the data.
+void apply_files(CommandLine& line, const RunParts& parts, int64_t world_size, const DiagnosticSink& sink);
+/// Runs validate_arguments with this machine's GPUs and variables, and reads and checks the FSDP2 file (its keys:
+/// `log`). config.json is not read yet.
+RunPlan validate_run(CommandLine line, const RunParts& parts, const RendezvousOptions& ranks,
+                     const DiagnosticSink& sink, KeyLog* log = nullptr);
+
+/// Data options without the tokenizer's end of document, which would require reading its files.
+DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t eod_id,
+                         const DiagnosticSink& sink = {});
+
+}  // namespace megashard
