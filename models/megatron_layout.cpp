@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "framework/arguments/argument_validation.h"
-#include "models/decoder_arguments.h"
+#include "models/network_arguments.h"
 
 namespace megashard {
 namespace {

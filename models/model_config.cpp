@@ -10,8 +10,8 @@
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
 #include "models/config/hf_directory.h"
-#include "models/decoder_arguments.h"
 #include "models/families/model_family.h"
+#include "models/network_arguments.h"
 
 namespace megashard {
 namespace {
@@ -167,15 +167,21 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
 }
 
 Network network_of(const Arguments& arguments) {
-  const int64_t parts = arguments.expert_model_parallel_size;
-  require(parts == 1 || arguments.hf_model, "--expert-model-parallel-size " + std::to_string(parts) +
-                                                " needs a model with experts, which --hf-model gives; leave it out");
-  auto network = [&] {
-    if (!arguments.hf_model) return decoder_network(decoder_config_from_flags(arguments));
+  if (arguments.hf_model) {
     const auto json = need_model_config(*arguments.hf_model);
-    return network_from_hf(HfConfig(json, *arguments.hf_model + "/config.json"),
-                           [&](DecoderConfig& config) { apply_flags(config, arguments); });
-  }();
+    const auto path = *arguments.hf_model + "/config.json";
+    return network_of(arguments, HfConfig(json, path));
+  }
+  const int64_t parts = arguments.expert_model_parallel_size;
+  require(parts == 1, "--expert-model-parallel-size " + std::to_string(parts) +
+                          " needs a model with experts, which --hf-model gives; leave it out");
+  auto network = decoder_network(decoder_config_from_flags(arguments));
+  check_ranks_divide(network, arguments);
+  return network;
+}
+
+Network network_of(const Arguments& arguments, const HfConfig& config) {
+  auto network = network_from_hf(config, [&](DecoderConfig& decoder) { apply_flags(decoder, arguments); });
   check_ranks_divide(network, arguments);
   return network;
 }

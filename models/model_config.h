@@ -1,6 +1,7 @@
 #pragma once
 
 #include "framework/arguments/arguments.h"
+#include "models/config/hf_config.h"
 #include "models/network/network.h"
 
 namespace megashard {
@@ -10,6 +11,8 @@ DecoderConfig decoder_config_from_flags(const Arguments& arguments);
 /// The network that the arguments ask for: --hf-model's, with the flags that may change it, or the flags' own. Throws
 /// for flags that contradict it, and for ranks that cannot share it.
 Network network_of(const Arguments& arguments);
+/// The same from config.json of --hf-model, which is read already.
+Network network_of(const Arguments& arguments, const HfConfig& config);
 DecoderConfig decoder_config(const Arguments& arguments);  ///< of network_of()
 /// How this rank builds it: its place among the ranks that share the layers, and options of the computation.
 BuildContext build_context(const Arguments& arguments);

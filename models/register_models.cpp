@@ -11,13 +11,12 @@ namespace megashard {
 namespace {
 
 std::shared_ptr<MultiModalModule> model_of(const Arguments& arguments) {
-  auto network = network_of(arguments);
   auto context = build_context(arguments);
-  if (!arguments.hf_model) return std::make_shared<DecoderModel>(std::move(network), std::move(context));
-  const auto& folder = *arguments.hf_model;
-  const auto config = need_model_config(folder);
-  const auto path = folder + "/config.json";
-  return make_model(HfConfig(config, path), std::move(network), std::move(context));
+  if (!arguments.hf_model) return std::make_shared<DecoderModel>(network_of(arguments), std::move(context));
+  const auto json = need_model_config(*arguments.hf_model);
+  const auto path = *arguments.hf_model + "/config.json";
+  const HfConfig config(json, path);
+  return make_model(config, network_of(arguments, config), std::move(context));
 }
 
 WeightLayout layout_of(const std::filesystem::path& hf_dir, int64_t vocab_divisor) {

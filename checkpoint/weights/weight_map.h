@@ -56,7 +56,8 @@ using StoredSizes = std::function<const std::vector<int64_t>*(const std::string&
 /// The first form whose tensors are all there with their sizes; null if none is.
 const StoredForm* fitting_form(const WeightGroup& group, const StoredSizes& sizes);
 
-/// Beginning of a part of a dotted name in the model, and in the files: "model.visual." and "visual.".
+/// A part of a dotted name in the model, and in the files: "model.visual." and "visual.". Equal halves keep a name from
+/// the renamings behind.
 struct WeightRenaming {
   std::string model, files;
 };

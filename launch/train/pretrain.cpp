@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_set>
 
@@ -185,9 +186,10 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   std::optional<ProgressLine> progress;
   if (environment.rank == 0) progress.emplace([&sink](const std::string& text) { sink(Severity::kNotice, text); });
   const ProcessGroupPtr group = join_world(plan, environment);
+  nlohmann::ordered_json config_to_save;
   const auto generators_seeded = [&] {
     at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
-    if (arguments.save_hf) prepare_hf_model(arguments, group);
+    if (arguments.save_hf) config_to_save = prepare_hf_model(arguments, group);
   };
   const auto model_built = [&](const MultiModalModule& model) {
     if (environment.rank == 0) print_parameter_counts(model);
@@ -222,7 +224,7 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   if (arguments.save_hf) {
     sink(Severity::kNotice, "saving the weights as Hugging Face files to " + *arguments.save_hf + " in " +
                                 torch_dtype_name(hf_model_dtype(arguments)));
-    save_hf_model(model, arguments, group);
+    save_hf_model(model, config_to_save, arguments, group);
     sink(Severity::kNotice, "  successfully saved Hugging Face files to " + *arguments.save_hf);
   }
   group->barrier();

@@ -13,14 +13,15 @@
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/steps/folder_content.h"
 #include "checkpoint/values/tensor_info.h"
+#include "checkpoint/weights/published_tensors.h"
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/diagnostics.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/save_contract.h"
+#include "models/config/hf_directory.h"
 #include "models/families/hf_config_of_network.h"
-#include "models/hugging_face/published_tensors.h"
 #include "models/lora/lora.h"
 #include "models/lora/save_adapters.h"
 #include "models/model_config.h"
@@ -66,8 +67,16 @@ std::optional<at::ScalarType> dtype_of_files(const std::string& hf_model) {
 }
 
 OrderedJson config_of_run(const Arguments& arguments) {
-  const auto network = decoder_config(arguments);
-  auto config = arguments.hf_model ? need_hf_config(*arguments.hf_model) : config_of_network(network);
+  DecoderConfig network;
+  OrderedJson config;
+  if (arguments.hf_model) {
+    config = need_model_config(*arguments.hf_model);
+    const auto path = *arguments.hf_model + "/config.json";
+    network = network_of(arguments, HfConfig(config, path)).config;
+  } else {
+    network = decoder_config(arguments);
+    config = config_of_network(network);
+  }
   config["tie_word_embeddings"] = network.tie_word_embeddings;
   write_dtype(config, torch_dtype_name(hf_model_dtype(arguments)));
   return config;
@@ -83,8 +92,8 @@ void prefer_packed(WeightMap& map) {
 
 }  // namespace
 
-void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) {
-  config_of_run(arguments);
+OrderedJson prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) {
+  auto config = config_of_run(arguments);
   const auto& folder = *arguments.save_hf;
   const auto real = [](const std::string& path) { return std::filesystem::weakly_canonical(path); };
   if (arguments.hf_model && real(folder) == real(*arguments.hf_model)) {
@@ -94,6 +103,7 @@ void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) 
   const auto refusals = gather_or_throw(
       group, [&] { return rank_in(group) == 0 ? content_refusal(folder, "--save-hf", arguments.overwrite) : ""; });
   if (!refusals[0].empty()) throw UsageError(refusals[0]);
+  return config;
 }
 
 at::ScalarType hf_model_dtype(const Arguments& arguments) {
@@ -103,7 +113,8 @@ at::ScalarType hf_model_dtype(const Arguments& arguments) {
   return dtype_of_files(*arguments.hf_model).value_or(stored);
 }
 
-void save_hf_model(MegatronModule& model, const Arguments& arguments, const ProcessGroupPtr& group) {
+void save_hf_model(MegatronModule& model, const OrderedJson& config, const Arguments& arguments,
+                   const ProcessGroupPtr& group) {
   const auto& folder = *arguments.save_hf;
   auto tensors = model.keeps_trained_only() ? merged_state_dict(model) : checked_state_dict(model);
   const auto* mixin = dynamic_cast<const FSDP2Mixin*>(&model);
@@ -118,7 +129,7 @@ void save_hf_model(MegatronModule& model, const Arguments& arguments, const Proc
   }
   options.beside = [&](const std::string& beside) {
     if (arguments.hf_model) copy_hf_assets(*arguments.hf_model, beside);
-    write_hf_config(beside, config_of_run(arguments));
+    write_hf_config(beside, config);
   };
   const auto ranks = make_saving_group(group, "Hugging Face saves");
   save_hf_sharded(folder, tensors, ranks, options);

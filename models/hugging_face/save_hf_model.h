@@ -1,5 +1,7 @@
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "framework/arguments/arguments.h"
 #include "framework/modules/megatron_module.h"
 #include "parallel/collectives/process_group.h"
@@ -11,7 +13,8 @@ namespace megashard {
 /// Checks the directory before training, so that saving at the end does not fail. Collective over `group`. Throws
 /// UsageError if it is that of --hf-model or, without --overwrite, contains weights, a step or a run (content_refusal),
 /// or if transformers has no architecture for the network of the flags.
-void prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
+/// Returns the config.json that will be written.
+nlohmann::ordered_json prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
 
 /// Dtype of the weights written by save_hf_model: --save-hf-dtype; otherwise the dtype of most bytes in the files of
 /// --hf-model, if its weights are trained; without those, or if the parameters are stored in 16 bits, the parameters'
@@ -20,9 +23,10 @@ at::ScalarType hf_model_dtype(const Arguments& arguments);
 
 /// All ranks write the model's weights (save_hf_sharded: in hf_model_dtype, tied ones once, experts as published by
 /// their family or, with --save-hf-stacked-experts, packed), then the files beside the weights of
-/// --hf-model, and config.json: --hf-model's, or that of the Llama, Qwen2 or Qwen3 that the flags describe, with this
-/// run's tying and the weights' dtype. Adapters are merged into the weights and also written to the folder's adapter/
-/// (save_adapters.h). Collective.
-void save_hf_model(MegatronModule& model, const Arguments& arguments, const ProcessGroupPtr& group);
+/// --hf-model, and `config`, of prepare_hf_model: --hf-model's, or that of the Llama, Qwen2 or Qwen3 that the flags
+/// describe, with this run's tying and the weights' dtype. Adapters are merged into the weights and also written to the
+/// folder's adapter/ (save_adapters.h). Collective.
+void save_hf_model(MegatronModule& model, const nlohmann::ordered_json& config, const Arguments& arguments,
+                   const ProcessGroupPtr& group);
 
 }  // namespace megashard

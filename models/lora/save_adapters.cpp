@@ -8,8 +8,8 @@
 
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
+#include "checkpoint/weights/published_tensors.h"
 #include "framework/training/save_contract.h"
-#include "models/hugging_face/published_tensors.h"
 #include "models/lora/lora.h"
 
 namespace megashard {

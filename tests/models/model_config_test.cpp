@@ -1,4 +1,6 @@
+#include "models/decoder_arguments.h"
 #include "models/model_config.h"
+#include "models/network_arguments.h"
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
@@ -11,7 +13,6 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/diagnostics.h"
-#include "models/decoder_arguments.h"
 #include "models/families/model_family.h"
 
 namespace megashard {

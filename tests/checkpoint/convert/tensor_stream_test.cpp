@@ -1,6 +1,7 @@
 #include "checkpoint/convert/tensor_stream.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
@@ -122,6 +123,47 @@ TEST(TensorStream, GroupsNameTheirWeights) {
   EXPECT_THAT(names(values), ElementsAre("qk", "other"));
   rename_groups(values, small_layout(), /*to_megatron=*/false);
   EXPECT_THAT(names(values), ElementsAre("q", "k", "other"));
+}
+
+/// q and k, which files have in one tensor (the published form) or by themselves.
+WeightMap fused_map() {
+  const std::vector<int64_t> sizes{2, 2};
+  const StoredForm fused{"fused", {rows_part("q", 0, 2, "qk", {4, 2}, 0), rows_part("k", 0, 2, "qk", {4, 2}, 2)}};
+  const StoredForm separate{"separate", {whole_part("q", "own.q", sizes), whole_part("k", "own.k", sizes)}};
+  return {.groups = {{{{"q", sizes}, {"k", sizes}}, {fused, separate}}}};
+}
+
+std::map<std::string, at::Tensor> all_of(const TensorStream& stream) {
+  std::map<std::string, at::Tensor> read;
+  for (const auto& info : stream.tensors) {
+    read[info.name] = stream.read(info.name);
+    EXPECT_EQ(read[info.name].sizes().vec(), info.sizes) << info.name;
+    EXPECT_EQ(read[info.name].scalar_type(), info.dtype) << info.name;
+  }
+  return read;
+}
+
+TEST(TensorStream, AnyFormOfAMap) {
+  const auto q = counting(0, {2, 2}), k = counting(10, {2, 2}), other = counting(20, {3, 2});
+  const auto fused = at::cat({q, k});
+  const std::vector<std::map<std::string, at::Tensor>> forms = {
+      {{"model.q", q}, {"model.k", k}},
+      {{"model.qk", fused}},
+      {{"model.own.q", q}, {"model.own.k", k.to(at::kBFloat16)}},  // gets the dtype that holds both
+  };
+  for (auto stored : forms) {
+    stored["model.other"] = other;
+    const auto model = all_of(as_model(stream_of(stored), fused_map()));
+    ASSERT_EQ(model.size(), 3U);
+    EXPECT_TRUE(at::equal(model.at("model.q"), q));
+    EXPECT_TRUE(at::equal(model.at("model.k"), k));
+    EXPECT_TRUE(at::equal(model.at("model.other"), other));
+    const auto published = all_of(as_published(stream_of(stored), fused_map()));
+    ASSERT_EQ(published.size(), 2U);
+    EXPECT_TRUE(at::equal(published.at("model.qk"), fused));
+  }
+  const auto half = all_of(as_published(stream_of({{"model.own.q", q}}), fused_map()));
+  EXPECT_EQ(half.count("model.own.q"), 1U);  // as it is; the check of weights says what is missing
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "models/hugging_face/published_tensors.h"
+#include "checkpoint/weights/published_tensors.h"
 
 #include <ATen/ops/empty.h>
 
