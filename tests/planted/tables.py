@@ -40,6 +40,7 @@ REASONS = {
     ("framework/training/step_stats.cpp", "group_->all_gather_into(all"): AT_ONCE,
     ("parallel/tensor_parallel/tensor_parallel_regions.cpp", "group.all_gather_into("): AT_ONCE,
     ("parallel/tensor_parallel/tensor_parallel_regions.cpp", "group.reduce_scatter_into("): AT_ONCE,
+    ("checkpoint/weights/published_tensors.cpp", "ranks->all_gather_into("): AT_ONCE,
     ("models/kernels/cross_entropy.cpp", "ranks.all_gather_into("): AT_ONCE,
     ("models/kernels/cross_entropy.cpp", "ranks.all_reduce("): AT_ONCE,
     ("parallel/fsdp/detail/fsdp_param_group.cpp",
