@@ -63,19 +63,27 @@ std::vector<at::Tensor> grouped_product(const at::Tensor& x, const at::Tensor& w
 }
 
 at::Tensor grouped_gradient_of_input(at::TensorList grads, const at::Tensor& weight, RowGroups& groups) {
-  const auto& first_grad = grads[0];
-  if (by_one_kernel(first_grad, {weight.size(1) * weight.size(2), weight.size(3)}, groups))
+  const auto parts = static_cast<int64_t>(grads.size());
+  if (by_one_kernel(grads[0], {parts * weight.size(2), weight.size(3)}, groups))
     return at::_grouped_mm(joined_columns(grads), weight.flatten(1, 2), groups.ends());
-  at::Tensor result;
-  for (size_t part = 0; part < grads.size(); ++part) {
-    const auto rows = widened_for_products(grads[part]);
-    const auto of_part = at::empty({first_grad.size(0), weight.size(3)}, first_grad.options());
-    over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
-      product_into(of_part.narrow(0, first, count), rows.narrow(0, first, count),
-                   weight[group][static_cast<int64_t>(part)]);
-    });
-    result = result.defined() ? result.add_(of_part) : of_part;
-  }
+  const auto result = at::empty({grads[0].size(0), weight.size(3)}, grads[0].options());
+  std::vector<at::Tensor> wide;
+  for (const auto& grad : grads) wide.push_back(widened_for_products(grad));
+  // 16-bit products would be rounded before they are added up.
+  const bool joins = parts > 1 && wide[0].element_size() == 2;
+  const auto rows = joins ? joined_columns(wide) : wide[0];
+  const auto matrices = joins ? weight.flatten(1, 2) : weight.select(1, 0);
+  over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
+    if (joins || parts == 1) {
+      product_into(result.narrow(0, first, count), rows.narrow(0, first, count), matrices[group]);
+      return;
+    }
+    auto sum = matrix_product(rows.narrow(0, first, count), widened_for_products(matrices[group]));
+    for (int64_t part = 1; part < parts; ++part)
+      sum.add_(matrix_product(wide[static_cast<size_t>(part)].narrow(0, first, count),
+                              widened_for_products(weight[group][part])));
+    result.narrow(0, first, count).copy_(sum);
+  });
   return result;
 }
 
