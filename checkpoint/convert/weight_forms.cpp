@@ -26,7 +26,7 @@ class FormChange {
         tensors_.push_back(info);
       } else {
         std::ranges::move(found->second, std::back_inserter(tensors_));
-        found->second.clear();  // of a group, where its first tensor was
+        found->second.clear();  // written once, in the place of the group's first tensor
       }
     }
   }

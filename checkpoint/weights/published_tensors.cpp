@@ -31,7 +31,7 @@ bool cuts_slices(const ShardedTensor& shard) {
 /// Gathers the slices that the ranks of FSDP share in equal parts, and keeps some of them, on the host. Collective over
 /// these ranks.
 ShardedTensor with_whole_slices(ShardedTensor shard) {
-  const auto ranks = sharding_groups(shard).front();  // behind them come those with other slices
+  const auto ranks = sharding_groups(shard).front();  // FSDP's; later groups have other slices
   const auto mine = shard.local.detach().contiguous();
   auto sizes = shard.global_sizes;
   const int64_t slice = c10::multiply_integers(sizes.begin() + 1, sizes.end());

@@ -113,7 +113,7 @@ class DimensionJoiner {
 
   const WeightPart& part_;
   std::function<void(Box)> visit_;
-  std::vector<std::pair<size_t, size_t>> runs_;  // of dimensions of `view`, one for each stored dimension
+  std::vector<std::pair<size_t, size_t>> runs_;  // range of dimensions of `view` for each stored dimension
 };
 
 ShardedTensor piece_of(const WeightPart& part, Box box, const ShardedTensor& shard) {
@@ -130,7 +130,7 @@ Box empty_box(const WeightPart& part, const at::Tensor& like) {
   return {at::empty(sizes, like.options().requires_grad(false)), Sizes(sizes.size(), 0)};
 }
 
-/// Position behind which the name has that part, which begins at the name's begin or behind a dot; npos: it has none.
+/// Position of `part` in the name, at its begin or after a dot; npos if there is none.
 size_t find_part(const std::string& name, const std::string& part) {
   for (auto at = name.find(part); at != std::string::npos; at = name.find(part, at + 1)) {
     if (at == 0 || name[at - 1] == '.') return at;

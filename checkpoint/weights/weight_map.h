@@ -18,11 +18,11 @@ namespace megashard {
 /// A box of a model's tensor, and where a tensor of the files has it.
 struct WeightPart {
   std::string tensor;                          ///< name in the model
-  std::vector<int64_t> offsets, sizes;         ///< of the box
+  std::vector<int64_t> offsets, sizes;         ///< begin and extent of the box in the model's tensor
   std::string stored;                          ///< name in the files
-  std::vector<int64_t> stored_sizes;           ///< of that tensor
+  std::vector<int64_t> stored_sizes;           ///< sizes of the stored tensor
   std::vector<int64_t> view{}, permutation{};  ///< give it the model's dimensions: view(), then permute(); empty: none
-  std::vector<int64_t> stored_offsets{};       ///< of the box, after that; empty: zeros
+  std::vector<int64_t> stored_offsets{};       ///< begin of the box after view and permutation; empty: zeros
 };
 
 /// The stored tensor is the whole tensor of the model, after view() and permute().
@@ -56,8 +56,8 @@ using StoredSizes = std::function<const std::vector<int64_t>*(const std::string&
 /// The first form whose tensors are all there with their sizes; null if none is.
 const StoredForm* fitting_form(const WeightGroup& group, const StoredSizes& sizes);
 
-/// A part of a dotted name in the model, and in the files: "model.visual." and "visual.". Equal halves keep a name from
-/// the renamings behind.
+/// A part of a dotted name in the model, and in the files: "model.visual." and "visual.". If both are equal,
+/// later renamings do not apply to the name.
 struct WeightRenaming {
   std::string model, files;
 };
