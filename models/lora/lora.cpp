@@ -101,12 +101,11 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
     } else if (auto* experts = dynamic_cast<Experts*>(item.value().get())) {
       std::vector<std::string> names;
       for (const auto& projection : experts->projections()) {
-        if (is_wanted(path + "." + projection.name)) names.emplace_back(projection.name);
+        if (!is_wanted(path + "." + projection.name)) continue;
+        names.emplace_back(projection.name);
+        count += projection.weight.size(0);
       }
-      if (!names.empty()) experts->add_adapters(names, options.rank, scale, options.dropout);
-      for (const auto& projection : experts->projections()) {
-        if (projection.adapter != nullptr) count += projection.weight.size(0);
-      }
+      experts->add_adapters(names, options.rank, scale, options.dropout);
     }
   }
   TORCH_CHECK(missing.empty(), "--lora-target-modules: the model has no linear layer ",

@@ -67,7 +67,7 @@ std::vector<Experts::Projection> Experts::projections_of(const at::Tensor& param
 }
 
 at::Tensor Experts::forward(const at::Tensor& rows, const RowGroupsPtr& groups) {
-  if (!float8_ && !has_adapters_) {
+  if (is_plain()) {
     const auto wide = grouped_linear(rows, up_, groups);
     const bool is_swiglu = wide.size() == 2 && spec_.activation == Activation::kSilu;
     if (is_swiglu) return grouped_swiglu_linear(wide[0], wide[1], down_, groups);
@@ -104,7 +104,6 @@ void Experts::add_adapters(const std::vector<std::string>& projections, int64_t 
       layer->register_parameter("weight", values);
     }
   }
-  has_adapters_ = true;
   const at::NoGradGuard no_grad;
   for (int64_t i = 0, own = 0; i < num_experts_; ++i) {
     const bool mine = placement_.has(i, num_experts_);

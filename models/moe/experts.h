@@ -54,6 +54,7 @@ class Experts : public torch::nn::Module, public SelfInitializing, public CutOve
 
  private:
   enum Index { kGate, kUp, kDown };
+  bool is_plain() const { return !float8_ && !adapters_[kGate] && !adapters_[kUp] && !adapters_[kDown]; }
   at::Tensor weight_of(Index projection) const;
   at::Tensor project(Index projection, const at::Tensor& rows, const RowGroupsPtr& groups) const;
 
@@ -63,7 +64,6 @@ class Experts : public torch::nn::Module, public SelfInitializing, public CutOve
   ExpertPlacement placement_;
   TensorParallelRanksPtr tensor_parallel_;
   std::optional<Float8Options> float8_{};
-  bool has_adapters_ = false;
   std::array<std::optional<Adapter>, 3> adapters_{};  // by Index
   at::Tensor up_, down_;                              // gate_up_proj or up_proj; down_proj
 };
