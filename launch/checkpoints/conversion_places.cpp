@@ -4,9 +4,9 @@
 #include <filesystem>
 
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/folder_content.h"
+#include "checkpoint/steps/retention.h"
 #include "framework/diagnostics.h"
 #include "launch/output/print_line.h"
 

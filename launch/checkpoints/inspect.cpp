@@ -11,7 +11,7 @@
 #include "checkpoint/inspect/checkpoint_diff.h"
 #include "checkpoint/inspect/checkpoint_summary.h"
 #include "checkpoint/open_checkpoint.h"
-#include "checkpoint/steps/best_step.h"
+#include "checkpoint/steps/retention.h"
 #include "checkpoint/values/value_text.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"

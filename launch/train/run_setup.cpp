@@ -6,10 +6,10 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/folder_content.h"
 #include "checkpoint/steps/manifest.h"
+#include "checkpoint/steps/retention.h"
 #include "checkpoint/values/gather_values.h"
 #include "framework/arguments/typed_text.h"
 #include "framework/mistakes.h"

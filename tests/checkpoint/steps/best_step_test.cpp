@@ -1,4 +1,3 @@
-#include "checkpoint/steps/best_step.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
