@@ -8,7 +8,7 @@
 
 #include "checkpoint/files/atomic_folder.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/files/unreadable_error.h"
+#include "checkpoint/files/output_file.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/manifest.h"
 

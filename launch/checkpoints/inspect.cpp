@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/inspect/checkpoint_diff.h"
 #include "checkpoint/inspect/checkpoint_summary.h"
-#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/steps/retention.h"
 #include "checkpoint/values/value_text.h"
 #include "framework/arguments/nearest_name.h"
