@@ -12,7 +12,6 @@
 #include "checkpoint/values/state_dict_keys.h"
 #include "framework/arguments/microbatches.h"
 #include "framework/arguments/saved_arguments.h"
-#include "framework/training/load_strictness.h"
 #include "framework/training/loaded_weights.h"
 #include "framework/training/loss_scale.h"
 #include "framework/training/random_states.h"

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "framework/diagnostics.h"
-#include "framework/training/register_callback.h"
+#include "framework/training/listener.h"
 #include "launch/arguments/shared_library.h"
 
 namespace megashard {

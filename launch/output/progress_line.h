@@ -7,7 +7,7 @@
 #include <string>
 
 #include "checkpoint/files/work_progress.h"
-#include "framework/training/progress_clock.h"
+#include "framework/training/progress.h"
 
 namespace megashard {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "framework/training/listener.h"
-#include "framework/training/progress_clock.h"
+#include "framework/training/progress.h"
 #include "launch/output/terminal.h"
 
 namespace megashard {

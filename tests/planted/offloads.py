@@ -15,7 +15,7 @@ GROUP = "parallel/fsdp/detail/fsdp_param_group.cpp"
 REDUCE = "parallel/fsdp/detail/fsdp_param_group.cpp"
 SNAPSHOT = "checkpoint/steps/shard_snapshot.cpp"
 SAVER = "checkpoint/steps/async_saver.cpp"
-NUMBERS = "framework/training/step_stats.cpp"
+NUMBERS = "framework/training/step_reader.cpp"
 
 FAULTS = [
     without("an activation leaves before it is computed", STORAGE,
