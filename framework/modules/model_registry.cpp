@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/hugging_face/hf_assets.h"
+#include "checkpoint/hugging_face/hf_files.h"
 #include "framework/arguments/arguments.h"
 #include "framework/arguments/nearest_name.h"
 

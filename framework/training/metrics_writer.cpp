@@ -12,7 +12,7 @@
 #include "framework/training/event_file.h"
 #include "framework/training/metrics_file.h"
 #include "parallel/collectives/agreement.h"
-#include "parallel/collectives/error_text.h"
+#include "parallel/collectives/wait_error.h"
 
 namespace megashard {
 

@@ -10,7 +10,6 @@
 #include "framework/batch.h"
 #include "framework/diagnostics.h"
 #include "framework/modules/multi_modal_module.h"
-#include "framework/modules/step_end.h"
 #include "framework/objectives/objectives.h"
 #include "framework/training/optimizer.h"
 #include "framework/training/step_reader.h"

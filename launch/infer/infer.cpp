@@ -3,7 +3,7 @@
 #include <map>
 #include <optional>
 
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
 #include "framework/training/loaded_weights.h"
 #include "framework/training/output_paths.h"
 #include "framework/training/parallel_groups.h"
@@ -11,7 +11,7 @@
 #include "framework/training/training_checkpoint.h"
 #include "launch/arguments/command_line.h"
 #include "launch/infer/infer_files.h"
-#include "launch/output/progress_line.h"
+#include "launch/output/status_line.h"
 #include "launch/shell/subcommands.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"

@@ -10,8 +10,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "framework/arguments/argument_value.h"
 #include "framework/arguments/saved_arguments.h"
-#include "framework/arguments/typed_text.h"
 #include "framework/training/trainer.h"
 #include "launch/plan/device_file.h"
 #include "launch/plan/quiet_callbacks.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/values/state_dict_keys.h"
-#include "parallel/copies/float_format_of.h"
+#include "parallel/copies/batched_copy.h"
 #include "parallel/fsdp/grad_norm.h"
 #include "parallel/guarded_tensor.h"
 #include "parallel/updates/adamw.h"
