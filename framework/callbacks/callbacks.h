@@ -21,7 +21,7 @@ const std::vector<CallbackKind>& callbacks();
 std::vector<std::shared_ptr<Listener>> make_callbacks(const std::vector<std::string>& names,
                                                       const std::map<std::string, double>& options);
 
-/// For RegisterCallback (framework/training/register_callback.h).
+/// For RegisterCallback (framework/training/listener.h).
 void add_callback(const CallbackKind& kind);
 
 }  // namespace megashard

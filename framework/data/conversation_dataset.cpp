@@ -8,12 +8,31 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "framework/data/numpy_random.h"
-#include "framework/data/sequence_packing.h"
 
 namespace megashard {
+
+std::vector<std::vector<int64_t>> pack_sequences(std::span<const int64_t> lengths, int64_t capacity) {
+  std::vector<std::vector<int64_t>> rows;
+  std::set<std::pair<int64_t, size_t>> rooms;  // rows with room: (tokens left, row)
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const auto best = rooms.lower_bound({lengths[i], 0});
+    const auto [room, row] = best == rooms.end() ? std::pair(capacity, rows.size()) : *best;
+    if (best == rooms.end()) {
+      rows.emplace_back();
+    } else {
+      rooms.erase(best);
+    }
+    rows[row].push_back(static_cast<int64_t>(i));
+    if (room > lengths[i]) rooms.emplace(room - lengths[i], row);
+  }
+  return rows;
+}
+
 namespace {
 
 constexpr std::string_view kColumnPrefix = "column.", kItemsPrefix = "items.";
@@ -28,16 +47,6 @@ at::Tensor need_tensor(const SafetensorsFile& file, const std::string& name, at:
               " must be ", dtype, " with ", dims, " dimensions, got ", info.dtype, " ", c10::IntArrayRef(info.sizes),
               "; write it by preprocess_data.py --input-format conversations");
   return file.tensor(name);
-}
-
-/// The rows of all samples, concatenated. Undefined if there are none.
-at::Tensor joined(std::span<const ConversationSet::Sample> samples, at::Tensor ConversationSet::Sample::*part,
-                  bool pin_memory) {
-  std::vector<at::Tensor> parts;
-  for (const auto& sample : samples) {
-    if ((sample.*part).size(0) > 0) parts.push_back(sample.*part);
-  }
-  return parts.empty() ? at::Tensor() : cat_parts(parts, 0, pin_memory);
 }
 
 /// Writes a conversation to the batch, from token `begin` on. The last token is only a label.
@@ -79,26 +88,18 @@ ConversationSet::ConversationSet(const std::string& prefix) : prefix_(prefix), f
                 " must have a value for each of the ", tokens_.size(0), " tokens");
   }
   read_items();
-  const bool has_images =
-      file_.contains("image_ends") || file_.contains("image_grid_thw") || file_.contains("pixel_values");
-  images_ = has_images ? read_pictures("image", "pixel_values") : no_pictures();
+  if (file_.contains("image_ends") || file_.contains("image_grid_thw") || file_.contains("pixel_values"))
+    read_pictures("image", "pixel_values");
   if (file_.contains("video_ends") || file_.contains("video_grid_thw")) {
-    videos_ = read_pictures("video", "pixel_values_videos");
-    second_per_grid_ = need_tensor(file_, "second_per_grid_ts", at::kFloat, 1);
-    TORCH_CHECK(second_per_grid_.size(0) == videos_.grids.size(0), file_.path(),
-                ": second_per_grid_ts must have one value for each of the ", videos_.grids.size(0), " videos, not ",
-                second_per_grid_.size(0), "; the file is damaged, write it again");
-  } else {
-    videos_ = no_pictures();
-    second_per_grid_ = at::empty({0}, at::kFloat);
+    read_pictures("video", "pixel_values_videos");
+    read_times_of_videos();
   }
 }
 
-ConversationSet::Pictures ConversationSet::no_pictures() const {
-  return {.grids = at::empty({0, 3}, at::kLong),
-          .pixels = at::empty({0, 1}, at::kFloat),
-          .ends = std::vector<int64_t>(sample_ends_.size()),
-          .patch_ends = {}};
+std::vector<int64_t> ConversationSet::read_item_ends(const std::string& name, int64_t items) const {
+  auto ends = read_ends(name, items);
+  TORCH_CHECK(ends.size() == sample_ends_.size(), file_.path(), ": sample_ends and ", name, " must be of one size");
+  return ends;
 }
 
 void ConversationSet::read_items() {
@@ -108,40 +109,45 @@ void ConversationSet::read_items() {
     TORCH_CHECK((info.dtype == at::kFloat || info.dtype == at::kLong) && !info.sizes.empty(), file_.path(), ": ",
                 info.name, " must be float32 or int64 of sizes [items, ...], got ", info.dtype, " ",
                 c10::IntArrayRef(info.sizes));
-    auto ends = read_ends("item_ends." + name, info.sizes[0]);
-    TORCH_CHECK(ends.size() == sample_ends_.size(), file_.path(), ": sample_ends and item_ends.", name,
-                " must be of one size");
-    items_.push_back({.name = name, .values = file_.tensor(info.name), .ends = std::move(ends)});
+    items_.push_back(
+        {.name = name, .values = file_.tensor(info.name), .ends = read_item_ends("item_ends." + name, info.sizes[0])});
   }
 }
 
-ConversationSet::Pictures ConversationSet::read_pictures(const std::string& kind,
-                                                         const std::string& pixels_name) const {
+void ConversationSet::read_pictures(const std::string& kind, const std::string& pixels_name) {
   const auto grid_name = kind + "_grid_thw";
-  Pictures pictures{.grids = need_tensor(file_, grid_name, at::kLong, 2),
-                    .pixels = need_tensor(file_, pixels_name, at::kFloat, 2),
-                    .ends = {},
-                    .patch_ends = {}};
-  TORCH_CHECK(pictures.grids.size(1) == 3, file_.path(), ": ", grid_name, " must have three columns");
-  pictures.ends = read_ends(kind + "_ends", pictures.grids.size(0));
-  TORCH_CHECK(pictures.ends.size() == sample_ends_.size(), file_.path(), ": sample_ends and ", kind,
-              "_ends must be of one size");
-  const auto* grid = pictures.grids.const_data_ptr<int64_t>();
-  int64_t patches = 0;
-  for (int64_t picture = 0; picture < pictures.grids.size(0); ++picture, grid += 3) {
+  const at::Tensor grids = need_tensor(file_, grid_name, at::kLong, 2);
+  const at::Tensor pixels = need_tensor(file_, pixels_name, at::kFloat, 2);
+  TORCH_CHECK(grids.size(1) == 3, file_.path(), ": ", grid_name, " must have three columns");
+  auto ends = read_item_ends(kind + "_ends", grids.size(0));
+  const auto* grid = grids.const_data_ptr<int64_t>();
+  std::vector<int64_t> patches{0};  // up to the end of each picture
+  for (int64_t picture = 0; picture < grids.size(0); ++picture, grid += 3) {
     constexpr int64_t kMax = int64_t{1} << 20;  // the product of three grid sizes cannot overflow
     for (int i = 0; i < 3; ++i) {
       TORCH_CHECK(grid[i] > 0 && grid[i] < kMax, file_.path(), ": ", kind, " ", picture, " has a grid with ", grid[i],
                   "; the file is damaged, write it again");
     }
-    patches += grid[0] * grid[1] * grid[2];
-    TORCH_CHECK(patches <= pictures.pixels.size(0), file_.path(), ": ", grid_name, " describes more patches than the ",
-                pictures.pixels.size(0), " of ", pixels_name, "; the file is damaged, write it again");
-    pictures.patch_ends.push_back(patches);
+    patches.push_back(patches.back() + grid[0] * grid[1] * grid[2]);
+    TORCH_CHECK(patches.back() <= pixels.size(0), file_.path(), ": ", grid_name, " describes more patches than the ",
+                pixels.size(0), " of ", pixels_name, "; the file is damaged, write it again");
   }
-  TORCH_CHECK(patches == pictures.pixels.size(0), file_.path(), ": ", grid_name, " describes ", patches, " patches, ",
-              pixels_name, " has ", pictures.pixels.size(0), "; the file is damaged, write it again");
-  return pictures;
+  TORCH_CHECK(patches.back() == pixels.size(0), file_.path(), ": ", grid_name, " describes ", patches.back(),
+              " patches, ", pixels_name, " has ", pixels.size(0), "; the file is damaged, write it again");
+  std::vector<int64_t> patch_ends;
+  for (const int64_t end : ends) patch_ends.push_back(patches[static_cast<size_t>(end)]);
+  items_.push_back({.name = grid_name, .values = grids, .ends = std::move(ends), .is_host_data = true});
+  items_.push_back({.name = pixels_name, .values = pixels, .ends = std::move(patch_ends)});
+}
+
+void ConversationSet::read_times_of_videos() {
+  const std::string name = "second_per_grid_ts";
+  const at::Tensor times = need_tensor(file_, name, at::kFloat, 1);
+  const auto videos = std::ranges::find(items_, "video_grid_thw", &Items::name);
+  TORCH_CHECK(times.size(0) == videos->values.size(0), file_.path(), ": ", name,
+              " must have one value for each of the ", videos->values.size(0), " videos, not ", times.size(0),
+              "; the file is damaged, write it again");
+  items_.push_back({.name = name, .values = times, .ends = std::vector(videos->ends), .is_host_data = true});
 }
 
 std::vector<int64_t> ConversationSet::read_ends(const std::string& name, int64_t last) const {
@@ -175,44 +181,27 @@ ConversationSet::Sample ConversationSet::sample(int64_t sample) const {
   const int64_t count = tokens_of(sample), first_token = sample_ends_[at] - count;
   Sample result{.tokens = {tokens_.const_data_ptr<int32_t>() + first_token, static_cast<size_t>(count)},
                 .loss_mask = {loss_mask_.const_data_ptr<uint8_t>() + first_token, static_cast<size_t>(count)},
-                .image_grids = {},
-                .pixel_values = {},
-                .video_grids = {},
-                .pixel_values_videos = {},
-                .second_per_grid = {},
                 .columns = {},
                 .items = {}};
   for (const at::Tensor& column : columns_)
     result.columns.emplace_back(column.const_data_ptr<float>() + first_token, static_cast<size_t>(count));
-  const auto take = [at](const Pictures& of, at::Tensor& grids, at::Tensor& pixels) {
-    const auto patch_end = [&](int64_t number) {
-      return number == 0 ? 0 : of.patch_ends[static_cast<size_t>(number) - 1];
-    };
-    const int64_t first = at == 0 ? 0 : of.ends[at - 1], end = of.ends[at];
-    grids = of.grids.narrow(0, first, end - first);
-    pixels = of.pixels.narrow(0, patch_end(first), patch_end(end) - patch_end(first));
-    return first;
-  };
   for (const Items& each : items_) {
     const int64_t first = at == 0 ? 0 : each.ends[at - 1];
     result.items.push_back(each.values.narrow(0, first, each.ends[at] - first));
   }
-  take(images_, result.image_grids, result.pixel_values);
-  const int64_t video = take(videos_, result.video_grids, result.pixel_values_videos);
-  result.second_per_grid = second_per_grid_.narrow(0, video, result.video_grids.size(0));
   return result;
 }
 
-void add_pictures(Batch& batch, std::span<const ConversationSet::Sample> samples, bool pin_memory) {
-  using Sample = ConversationSet::Sample;
-  const auto add = [&](const char* name, at::Tensor Sample::*part, bool pinned) {
-    batch.set(name, joined(samples, part, pinned), Axis::kItem);
-  };
-  add("image_grid_thw", &Sample::image_grids, false);
-  add("video_grid_thw", &Sample::video_grids, false);
-  add("second_per_grid_ts", &Sample::second_per_grid, false);
-  add("pixel_values", &Sample::pixel_values, pin_memory);
-  add("pixel_values_videos", &Sample::pixel_values_videos, pin_memory);
+void add_items(Batch& batch, const ConversationSet& set, std::span<const ConversationSet::Sample> samples,
+               bool pin_memory) {
+  for (size_t kind = 0; kind < set.items().size(); ++kind) {
+    const ConversationSet::Items& items = set.items()[kind];
+    std::vector<at::Tensor> parts;
+    for (const auto& each : samples) {
+      if (each.items[kind].size(0) > 0) parts.push_back(each.items[kind]);
+    }
+    if (!parts.empty()) batch.set(items.name, cat_parts(parts, 0, pin_memory && !items.is_host_data), Axis::kItem);
+  }
 }
 
 ConversationDataset::ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options)
@@ -295,14 +284,7 @@ Batch ConversationDataset::collate(const std::vector<int64_t>& indices, const Ba
     if (column < length) documents.push_back(length - column);
   }
   if (packs_) batch.document_lengths = at::tensor(documents, at::device(at::kCPU).dtype(at::kLong));
-  add_pictures(batch, all, options.pin_memory);
-  for (size_t kind = 0; kind < set_->items().size(); ++kind) {
-    std::vector<at::Tensor> parts;
-    for (const auto& each : all) {
-      if (each.items[kind].size(0) > 0) parts.push_back(each.items[kind]);
-    }
-    if (!parts.empty()) batch.set(set_->items()[kind].name, cat_parts(parts, 0, options.pin_memory), Axis::kItem);
-  }
+  add_items(batch, *set_, all, options.pin_memory);
   return batch;
 }
 

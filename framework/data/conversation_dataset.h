@@ -14,6 +14,12 @@
 
 namespace megashard {
 
+/// Packs whole sequences into rows of at most `capacity` tokens, by best fit in the given order: each sequence goes
+/// into the row with the least room that fits (the earlier row on ties), or starts a new row. `lengths` must be in
+/// [1, capacity]. Returns the indices into `lengths` of each row, ascending in a row; rows are in the order in which
+/// they were started. Deterministic.
+std::vector<std::vector<int64_t>> pack_sequences(std::span<const int64_t> lengths, int64_t capacity);
+
 inline constexpr const char* kConversationsSuffix = ".vision.safetensors";
 
 /// Conversations with images and videos as launch/preprocess/preprocess_data.py --input-format
@@ -38,13 +44,8 @@ class ConversationSet {
   struct Sample {
     std::span<const int32_t> tokens;
     std::span<const uint8_t> loss_mask;           ///< 1 for tokens whose loss counts
-    at::Tensor image_grids;                       ///< [images, 3] int64
-    at::Tensor pixel_values;                      ///< [patches, width], inside the mapping
-    at::Tensor video_grids;                       ///< [videos, 3] int64
-    at::Tensor pixel_values_videos;               ///< [patches, width]
-    at::Tensor second_per_grid;                   ///< [videos] float
     std::vector<std::span<const float>> columns;  ///< in the order of column_names(); one value for each token
-    std::vector<at::Tensor> items;                ///< [items of the sample, ...] of each kind, in the order of items()
+    std::vector<at::Tensor> items;  ///< [items of the sample, ...] of each kind, inside the mapping, as items()
   };
   int64_t size() const { return static_cast<int64_t>(sample_ends_.size()); }
   int64_t tokens_of(int64_t sample) const;
@@ -52,38 +53,36 @@ class ConversationSet {
   Sample sample(int64_t sample) const;
   const std::string& prefix() const { return prefix_; }
   const std::vector<std::string>& column_names() const { return column_names_; }
+  /// A column of Axis::kItem. Pictures are some: image_grid_thw, pixel_values, video_grid_thw ...
   struct Items {
     std::string name;
     at::Tensor values;          ///< [items, ...], inside the mapping
     std::vector<int64_t> ends;  ///< number of items up to the end of each sample
+    bool is_host_data = false;  ///< read by models on the host, so never in page-locked memory
   };
   const std::vector<Items>& items() const { return items_; }
 
  private:
-  struct Pictures {  // images or videos
-    at::Tensor grids, pixels;
-    std::vector<int64_t> ends;        // number of pictures up to the end of each sample
-    std::vector<int64_t> patch_ends;  // number of patches up to the end of each picture
-  };
   std::vector<int64_t> read_ends(const std::string& name, int64_t last) const;
-  Pictures read_pictures(const std::string& kind, const std::string& pixels_name) const;
-  Pictures no_pictures() const;
+  /// Reads the ends of items of the samples.
+  std::vector<int64_t> read_item_ends(const std::string& name, int64_t items) const;
   void read_items();
+  /// Reads pictures of a kind: KIND_grid_thw and, as far as the grids say, their patches in `pixels_name`.
+  void read_pictures(const std::string& kind, const std::string& pixels_name);
+  void read_times_of_videos();
 
   std::string prefix_;
   SafetensorsFile file_;
-  at::Tensor tokens_, loss_mask_, second_per_grid_;
+  at::Tensor tokens_, loss_mask_;
   std::vector<int64_t> sample_ends_;
-  Pictures images_, videos_;
   std::vector<std::string> column_names_;
   std::vector<at::Tensor> columns_;
   std::vector<Items> items_;
 };
 
-/// Adds the pictures of `samples` as columns of Axis::kItem: pixel_values, image_grid_thw, pixel_values_videos,
-/// video_grid_thw, second_per_grid_ts. Omits a column for which no sample has data. `pin_memory`: pixels are in
-/// page-locked memory; grids never are, because models read them on the host.
-void add_pictures(Batch& batch, std::span<const ConversationSet::Sample> samples, bool pin_memory);
+/// Adds the items of `samples` of `set` to the batch. Omits a column for which no sample has data.
+void add_items(Batch& batch, const ConversationSet& set, std::span<const ConversationSet::Sample> samples,
+               bool pin_memory);
 
 /// Conversations of a set, epoch after epoch, shuffled or in the order of the file. Throws if a conversation has fewer
 /// than 2 or more than seq_length + 1 tokens. A sample is one conversation. With `packs` it is several conversations of

@@ -2,13 +2,38 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "framework/data/token_dataset.h"
-#include "framework/data/token_source.h"
+#include "framework/data/sample_dataset.h"
 
 namespace megashard {
+
+/// Numbered sequences of token ids, from which a dataset cuts its samples (Megatron's low-level dataset). Safe to read
+/// from several threads.
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+
+  /// Number of tokens of each sequence.
+  virtual std::span<const int32_t> sequence_lengths() const = 0;
+
+  /// Copies tokens [offset, offset + out.size()) of one sequence.
+  virtual void copy_tokens(int64_t sequence, int64_t offset, std::span<int64_t> out) const = 0;
+
+  /// For messages: the path prefix of the files, or "mock data".
+  virtual const std::string& name() const = 0;
+};
+
+/// Samples of seq_length + 1 tokens: inputs are all but the last, labels all but the first. Batches equal those of
+/// megatron.core's GPTDataset.
+class TokenDataset : public SampleDataset {
+ public:
+  /// out.size() == seq_length + 1.
+  virtual void read(int64_t index, std::span<int64_t> out) const = 0;
+  Batch collate(const std::vector<int64_t>& indices, const BatchOptions& options) const final;
+};
 
 /// Cuts samples of seq_length + 1 tokens from the shuffled documents of one split, in the exact order of
 /// megatron.core.datasets.gpt_dataset.GPTDataset (add_extra_token_to_sequence and drop_last_partial at their defaults).

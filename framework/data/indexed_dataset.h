@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "checkpoint/files/file_io.h"
-#include "framework/data/token_source.h"
+#include "framework/data/gpt_dataset.h"
 
 namespace megashard {
 
@@ -61,5 +61,9 @@ class IndexedDataset : public TokenSource {
   std::vector<int64_t> documents_;
   const std::byte* pointers_ = nullptr;  // [sequences] i64, unaligned, inside index_
 };
+
+/// The message for a data set's prefix without .bin and .idx: the cause and the remedy. Recognises text that was not
+/// tokenised, prefixes with an extension or without _text_document, and folders.
+std::string why_no_tokens(const std::string& prefix);
 
 }  // namespace megashard

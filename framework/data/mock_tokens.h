@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "framework/data/token_source.h"
+#include "framework/data/gpt_dataset.h"
 
 namespace megashard {
 

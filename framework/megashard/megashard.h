@@ -9,7 +9,7 @@
 #include "framework/modules/multi_modal_module.h"
 #include "framework/modules/weight_init_mixin.h"
 #include "framework/process_group/launch_environment.h"
-#include "framework/training/register_callback.h"
+#include "framework/training/listener.h"
 #include "parallel/fsdp/custom_comm.h"
 #include "parallel/fsdp/fsdp_controls.h"
 #include "parallel/fsdp/fully_shard.h"

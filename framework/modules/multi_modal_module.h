@@ -5,7 +5,6 @@
 #include <string>
 
 #include "framework/batch.h"
-#include "framework/model_output.h"
 #include "framework/modules/megatron_module.h"
 #include "parallel/fsdp/hooked_module.h"
 

@@ -1,14 +1,48 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "framework/objectives/objective.h"
+#include "framework/batch.h"
 #include "framework/registry.h"
 
 namespace megashard {
+
+/// A number to log: sum / count over the micro batches and ranks of a step. Both are fp64 scalars without gradient.
+struct MetricSum {
+  std::string name;  ///< in the log line, --metrics-file and TensorBoard
+  at::Tensor sum, count;
+};
+
+/// The loss of a micro batch: the sum of its terms (of tokens, rows or pairs), over this rank's rows of the sequences.
+struct Loss {
+  at::Tensor sum;                  ///< scalar fp32 with gradient
+  std::vector<MetricSum> metrics;  ///< the first one is the loss; the same names in each step
+};
+
+/// What training minimises, as a function of the tokens' losses -log p(label) (loss functions of torchtitan and TRL).
+/// The trainer divides the sum by count(), by micro batch or over the global batch (--calculate-per-token-loss), and
+/// scales it (--initial-loss-scale): an objective knows neither.
+class Objective {
+ public:
+  virtual ~Objective() = default;
+
+  /// Columns that a batch needs besides tokens and labels.
+  virtual std::vector<std::string> columns() const = 0;
+  /// How many neighbouring rows a term needs, which stay in one micro batch: 2 for pairs.
+  virtual int64_t rows_per_term() const { return 1; }
+  /// Scalar fp32: how many terms a micro batch with whole sequences has.
+  virtual at::Tensor count(const Batch& whole) const = 0;
+  /// For a loss that is linear in the tokens' losses: the gradient of operator()'s sum, [B, T] fp32 of whole sequences.
+  /// Models may then make the head's gradients in forward. Undefined for all others.
+  virtual at::Tensor weights(const Batch& /*whole*/) const { return {}; }
+  /// `token_losses` [B, T] and the columns: this rank's rows (sum_over_sequence adds up those of a cut sequence).
+  virtual Loss operator()(const at::Tensor& token_losses, const Batch& batch) const = 0;
+};
 
 /// A value of --objective.
 using ObjectiveKind = NamedKind<std::unique_ptr<Objective>>;

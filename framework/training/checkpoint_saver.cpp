@@ -8,6 +8,7 @@
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/gather_values.h"
 #include "framework/mistakes.h"
+#include "framework/training/output_paths.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/routed_process_group.h"
@@ -261,6 +262,31 @@ bool CheckpointSaver::is_saved() const {
   if (arguments.auto_detect_ckpt_format) return false;  // the format may be another one
   // Ranks may see the folders differently: the first rank's view counts.
   return first_rank_value(group_, [&] { return saves_where_it_loads(state_); }).as_bool();
+}
+
+void CheckpointSaver::convert() {
+  Arguments to = state_.arguments;
+  const std::string loaded = to.auto_detect_ckpt_format ? "checkpoint" : format_name(to.ckpt_format);
+  to.ckpt_format = *to.ckpt_convert_format;
+  const std::string converted = format_name(to.ckpt_format);
+  to.save = *to.ckpt_convert_save + "/" + converted;
+  TrainingState state{.arguments = to,
+                      .model = state_.model,
+                      .optimizer = state_.optimizer,
+                      .schedule = state_.schedule,
+                      .device = state_.device,
+                      .progress = state_.progress,
+                      .loaded_from = state_.loaded_from,
+                      .damaged_steps = state_.damaged_steps,
+                      .scaler = state_.scaler};
+  CheckpointSaver saver(state, group_, say_, warn_);
+  if (loaded_) saver.note_loaded(*loaded_);
+  saver.check();
+  try_output_paths(output_paths(to, /*saves=*/false), group_);
+  saver.begin_run(/*converts=*/true);
+  saver.save();
+  saver.check_last();
+  say_("> converted checkpoint: " + loaded + " -> " + converted + ".");
 }
 
 }  // namespace megashard

@@ -53,6 +53,8 @@ class CheckpointSaver : public Listener {
   void step_complete(const StepReport& step, const Requests& merged) override;
   /// Waits for the save under way, if there is one.
   void finish();
+  /// Saves the state in --ckpt-convert-format to --ckpt-convert-save, as what it was loaded from.
+  void convert();
 
   /// --save-best, and lower than that of the best step in --save that is of this run, or that it goes on from.
   bool is_best(double validation_loss) const;
@@ -69,7 +71,6 @@ class CheckpointSaver : public Listener {
     loaded_ = step;
     loaded_at_ = state_.progress.step;
   }
-  const std::optional<CheckpointStep>& loaded() const { return loaded_; }
   /// The last whole step in --save that is of this run, or that it goes on from.
   std::optional<int64_t> last_in_folder() const;
   /// The weights as they are now are a step of --save.

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "framework/training/progress_clock.h"
+#include "framework/training/progress.h"
 #include "framework/training/trainer.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/wait_error.h"

@@ -39,9 +39,9 @@ at::Tensor lengths_of(const TokenLists& texts) {
 
 /// `used`: the tokens of the longest text. What is filled up behind them has the last one's position, since a model's
 /// positions may turn by the sequence's length.
-Batch input_of_rows(const MultiModalModule& model, const at::Tensor& rows, int64_t used, Batch pictures,
+Batch input_of_rows(const MultiModalModule& model, const at::Tensor& rows, int64_t used, Batch items,
                     const InferenceRanks& ranks) {
-  Batch whole = std::move(pictures);
+  Batch whole = std::move(items);
   whole.set(kTokens, rows);
   if (used < rows.size(1))
     whole.set(kPositionIds, at::arange(rows.size(1), at::kLong).clamp_max(used - 1).expand(rows.sizes()).contiguous());
@@ -83,7 +83,7 @@ at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int6
   const int64_t used = std::min(longest, length);  // the last token of a text is not an input
   const int64_t taken = length_for(used, ranks);
   const at::Tensor rows = at::constant_pad_nd(padded(batch.texts, longest), {0, taken + 1 - longest});
-  Batch input = input_of_rows(model, rows.narrow(1, 0, taken).contiguous(), used, std::move(batch.pictures), ranks);
+  Batch input = input_of_rows(model, rows.narrow(1, 0, taken).contiguous(), used, std::move(batch.items), ranks);
   const SequenceShard shard = input.sequence;
   input.set(kLabels, shard.rows_of(rows.narrow(1, 1, taken).to(ranks.device), 1).contiguous());
   const at::Tensor losses = whole_of_rows(model(std::move(input)).token_losses, 1, shard).cpu();
@@ -110,7 +110,7 @@ at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& b
     // Tokens behind a row's end are seen by no token before them. Pictures have their places in
     // what was given, whatever the model says.
     const int64_t used = longest + step, taken = length_for(used, ranks);
-    Batch input = input_of_rows(model, given.narrow(1, 0, taken).contiguous(), used, batch.pictures, ranks);
+    Batch input = input_of_rows(model, given.narrow(1, 0, taken).contiguous(), used, batch.items, ranks);
     const SequenceShard shard = input.sequence;
     input.set(kTokens, shard.rows_of(rows.narrow(1, 0, taken), 1).contiguous());
     at::Tensor next = likeliest_at(model(std::move(input)).logits, at_end - 1, shard);

@@ -14,7 +14,7 @@ using TokenLists = std::vector<std::vector<int64_t>>;
 /// Texts that a model is run over, of 1 token at least each.
 struct InferenceBatch {
   TokenLists texts;
-  Batch pictures{};  ///< columns of their pictures (add_pictures), on the host
+  Batch items{};  ///< columns of their pictures and other items (add_items), on the host
 };
 
 /// Where it runs. Both functions call the model equally often on every rank, with an empty batch

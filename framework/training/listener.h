@@ -1,11 +1,15 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <torch/version.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 
+#include "framework/arguments/argument_view.h"
+#include "framework/callbacks/callbacks.h"
 #include "framework/training/metrics.h"
 #include "parallel/collectives/process_group.h"
 
@@ -48,6 +52,7 @@ struct TrainingRun {
   c10::Device device;
   int64_t step = 0;                               ///< completed steps; more than 0 after a resume
   std::function<void(const std::string&)> print;  ///< a line of the log; on the first rank only
+  ArgumentView arguments;                         ///< the flags, by name
 };
 
 /// Part of a training loop besides its steps: log line, files, saves, a user's callback. All ranks call all functions
@@ -76,5 +81,22 @@ class Listener {
   virtual void steps_ended(int64_t /*step*/) {}
   virtual void training_ended(TrainingEnd /*how*/, int64_t /*step*/) {}
 };
+
+/// Versions that a callback is compiled against. The program ignores a callback whose stamp differs from its own.
+struct CallbackStamp {
+  uint32_t version = 1;  ///< changes with Listener and CallbackKind
+  const char* libtorch = TORCH_VERSION;
+  size_t report_bytes = sizeof(StepReport);
+  size_t run_bytes = sizeof(TrainingRun);
+};
+
+/// A static object in a callback's file, which is part of the program or a library of --callback-plugin: makes
+/// --callback and --help know it. Leave the default stamp.
+struct RegisterCallback {
+  explicit RegisterCallback(const CallbackKind& kind, const CallbackStamp& stamp = {});
+};
+
+/// Number of callbacks that were ignored.
+int64_t ignored_callbacks();
 
 }  // namespace megashard

@@ -45,8 +45,8 @@ std::optional<GradScaler::Options> scaler_options(const Arguments& arguments) {
                              .hysteresis = arguments.hysteresis};
 }
 
-std::unique_ptr<GradScaler> make_scaler(const Arguments& arguments, const std::vector<at::Tensor>& parameters) {
-  const auto options = scaler_options(arguments);
+std::unique_ptr<GradScaler> make_scaler(const std::optional<GradScaler::Options>& options,
+                                        const std::vector<at::Tensor>& parameters) {
   if (!options) return nullptr;
   return std::make_unique<GradScaler>(*options, parameters.empty() ? c10::kCPU : parameters.front().device());
 }

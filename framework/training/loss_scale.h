@@ -15,7 +15,8 @@ namespace megashard {
 /// fp16 are scaled dynamically without it.
 std::optional<GradScaler::Options> scaler_options(const Arguments& arguments);
 /// The scaler of these trained parameters, on their device; null: losses are not scaled.
-std::unique_ptr<GradScaler> make_scaler(const Arguments& arguments, const std::vector<at::Tensor>& parameters);
+std::unique_ptr<GradScaler> make_scaler(const std::optional<GradScaler::Options>& options,
+                                        const std::vector<at::Tensor>& parameters);
 
 // Checkpoints keep a dynamic scale as Megatron's do, under optimizer.grad_scaler: scale (a tensor [1]), growth_tracker
 // and hysteresis_tracker. `scaler`: null where losses are not scaled.

@@ -1,11 +1,39 @@
 #include "framework/training/memory_log.h"
 
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
 namespace megashard {
+namespace {
+
+// A callback of LibTorch's is a plain function.
+std::function<void()> after_operator;
+
+}  // namespace
+
+OperatorWatch::OperatorWatch(std::function<void()> after) {
+  TORCH_INTERNAL_ASSERT(after_operator == nullptr);
+  after_operator = std::move(after);
+  const auto nothing = [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> { return nullptr; };
+  const auto behind = [](const at::RecordFunction&, at::ObserverContext*) { after_operator(); };
+  handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(nothing, behind).scopes({at::RecordScope::FUNCTION}));
+}
+
+OperatorWatch::~OperatorWatch() {
+  at::removeCallback(handle_);
+  after_operator = nullptr;
+}
+
 namespace {
 
 constexpr double kGrowth = 1.01;  // of a peak that is worth telling
@@ -71,12 +99,10 @@ void MemoryLog::look(const MemoryUse& use) {
 MemoryParts MemoryLog::parts_of(const Held& held, int64_t bytes) const {
   const auto& use = held.use;
   const int64_t known = parameters_ + held.gradients + held.optimizer + use.unsharded + use.communication;
-  return {{"sharded parameters", parameters_},
-          {"gradients", held.gradients},
-          {"optimizer state", held.optimizer},
-          {"unsharded parameters", use.unsharded},
-          {"communication buffers", use.communication},
-          {"activations and the rest", std::max<int64_t>(0, bytes - known)}};
+  return {
+      {"sharded parameters", parameters_},          {"gradients", held.gradients},
+      {"optimizer state", held.optimizer},          {"unsharded parameters", use.unsharded},
+      {"communication buffers", use.communication}, {"activations and the rest", std::max<int64_t>(0, bytes - known)}};
 }
 
 MemoryParts MemoryLog::now() const {
@@ -98,6 +124,57 @@ std::string memory_line(const MemoryPeak& peak) {
       "[Rank 0] (after " + std::to_string(peak.iteration) + " iterations) memory (MiB)" + in_mib("peak", peak.bytes);
   for (const auto& [what, bytes] : peak.parts) line += in_mib(what, bytes);
   return line;
+}
+
+namespace {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+std::string text_of_file(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return std::move(text).str();
+}
+
+/// Behind what a trace has exactly once.
+size_t place_behind(const std::string& trace, std::string_view mark) {
+  const size_t at = trace.find(mark);
+  TORCH_CHECK(at != std::string::npos, "a trace of LibTorch's profiler has no ", mark);
+  return at + mark.size();
+}
+
+}  // namespace
+
+MemoryCounters::MemoryCounters(const MemoryLog& log) : log_(log), watch_([this] { look(); }) {}
+
+void MemoryCounters::look() {
+  MemoryParts parts = log_.now();
+  if (samples_.empty() || parts != samples_.back().parts) samples_.push_back({now_ns(), std::move(parts)});
+}
+
+void MemoryCounters::add_to(const std::string& trace_path) const {
+  const std::string trace = text_of_file(trace_path);
+  const int64_t base = std::stoll(trace.substr(place_behind(trace, "\"baseTimeNanoseconds\":"), 24));
+  const size_t first_event = place_behind(trace, "\"traceEvents\": [");
+  std::ofstream file(trace_path);
+  file << std::string_view(trace).substr(0, first_event);
+  for (const auto& [at, parts] : samples_) {
+    auto bytes = nlohmann::ordered_json::object();  // drawn from below in this order
+    for (const auto& [name, value] : parts) bytes[name] = value;
+    file << "\n  "
+         << nlohmann::ordered_json{{"name", "memory"},
+                                   {"ph", "C"},
+                                   {"ts", static_cast<double>(at - base) / 1e3},
+                                   {"pid", ::getpid()},
+                                   {"args", std::move(bytes)}}
+         << ",";
+  }
+  file << std::string_view(trace).substr(first_event);
+  file.close();
+  TORCH_CHECK(file, trace_path, " cannot be written");
 }
 
 }  // namespace megashard

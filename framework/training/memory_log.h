@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/record_function.h>
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
@@ -14,6 +15,19 @@
 #include "parallel/device/memory_use.h"
 
 namespace megashard {
+
+/// Calls `after` behind each operator of the thread that makes it, and of autograd's, which works for that one while it
+/// waits: not of threads that load data. One in a process; who makes it destroys it.
+class OperatorWatch {
+ public:
+  explicit OperatorWatch(std::function<void()> after);
+  ~OperatorWatch();
+  OperatorWatch(const OperatorWatch&) = delete;
+  OperatorWatch& operator=(const OperatorWatch&) = delete;
+
+ private:
+  at::CallbackHandle handle_;
+};
 
 /// Bytes by what holds them: "sharded parameters", ... The last part is "activations and the rest".
 using MemoryParts = std::vector<std::pair<std::string, int64_t>>;
@@ -68,6 +82,27 @@ class MemoryLog {
   int64_t fullest_ = 0;  // of live_bytes, when `held_` was there
   Held held_;
   int64_t logged_ = 0;  // the last peak that was logged
+};
+
+/// Memory by class while steps are profiled: looks behind each operator. The thread that makes it trains.
+class MemoryCounters {
+ public:
+  /// `log` outlives it.
+  explicit MemoryCounters(const MemoryLog& log);
+
+  /// Adds what it saw to a trace of LibTorch's profiler, as counters "memory" of the Chrome trace format.
+  void add_to(const std::string& trace_path) const;
+
+ private:
+  struct Sample {
+    int64_t at = 0;  // nanoseconds of the system's clock
+    MemoryParts parts{};
+  };
+  void look();
+
+  const MemoryLog& log_;
+  std::vector<Sample> samples_;  // each differs from the one before
+  OperatorWatch watch_;
 };
 
 }  // namespace megashard

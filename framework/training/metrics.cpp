@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "framework/arguments/arguments.h"
+#include "framework/arguments/logging_arguments.h"
 #include "framework/training/flops.h"
 
 namespace megashard {
@@ -13,6 +13,7 @@ namespace {
 
 using Report = const StepReport&;
 using Result = std::optional<double>;
+using Flags = LoggingArguments;
 
 Result shown_if(bool asked_for, double value) { return asked_for ? Result(value) : Result(); }
 double number(int64_t count) { return static_cast<double>(count); }
@@ -63,9 +64,9 @@ constexpr Metric kMetrics[] = {
     {.text = " elapsed time per iteration (ms): %.1f |",
      .value = [](Report r) -> Result { return r.interval.seconds * 1000 / number(r.interval.steps); }},
     {.text = " throughput per GPU (TFLOP/s/GPU): %.1f |",
+     .flag = &Flags::log_throughput,
      .value = [](Report r) -> Result {
-       const double flops = r.flops * number(r.interval.steps);
-       return shown_if(r.arguments.log_throughput, tflops_per_device(flops, r.interval.seconds, r.world_size));
+       return tflops_per_device(r.flops * number(r.interval.steps), r.interval.seconds, r.world_size);
      }},
     {.text = " learning rate: %.6E |", .value = [](Report r) -> Result { return r.next_lr; }},
     {.key = "global_batch_size",
@@ -79,9 +80,8 @@ constexpr Metric kMetrics[] = {
      .value = [](Report r) -> Result { return shown_loss(mean_loss(r.interval)); }},
     {.is_further = true},
     {.text = " tokens per sample: %.6E |",
-     .value = [](Report r) -> Result {
-       return shown_if(r.arguments.log_tps, r.interval.tokens_per_sample / number(r.interval.steps));
-     }},
+     .flag = &Flags::log_tps,
+     .value = [](Report r) -> Result { return r.interval.tokens_per_sample / number(r.interval.steps); }},
     {.text = " loss scale: %.1f |", .value = [](Report r) -> Result { return r.step.loss_scale.value_or(1); }},
     {.key = "loss_scale", .value = [](Report r) -> Result { return r.step.loss_scale; }},
     {.text = " grad norm: %.3f |",
@@ -104,14 +104,13 @@ constexpr Metric kMetrics[] = {
     {.text = " number of nan iterations: %3.0f |",
      .value = [](Report r) -> Result { return number(r.interval.nan_steps); }},
     {.text = " tokens per second: %.1f |",
-     .value = [](Report r) -> Result {
-       return shown_if(r.arguments.log_tokens_per_second,
-                       number(r.interval.samples * r.seq_length) / r.interval.seconds);
-     }},
+     .flag = &Flags::log_tokens_per_second,
+     .value = [](Report r) -> Result { return number(r.interval.samples * r.seq_length) / r.interval.seconds; }},
     {.text = " peak memory (MiB): %.1f |",
+     .flag = &Flags::log_memory,
      .value = [](Report r) -> Result {
        const Result bytes = measured(r, "peak_memory_bytes");
-       return shown_if(r.arguments.log_memory && bytes, bytes.value_or(0) / (1 << 20));
+       return shown_if(bytes.has_value(), bytes.value_or(0) / (1 << 20));
      }},
     {.key = "failed_saves",
      .is_whole = true,
@@ -127,32 +126,29 @@ constexpr Metric kMetrics[] = {
      .by_samples = true,
      .of_evaluation = true,
      .is_loss = true,
+     .flag = &Flags::log_validation_ppl_to_tensorboard,
      .value = [](Report r) -> Result {
        constexpr double kMost = 20;  // Megatron's
-       return shown_if(r.arguments.log_validation_ppl_to_tensorboard && r.validation_loss,
-                       std::exp(std::min(kMost, r.validation_loss.value_or(0))));
+       return shown_if(r.validation_loss.has_value(), std::exp(std::min(kMost, r.validation_loss.value_or(0))));
      }},
     {.tag = "loss-scale",
      .by_samples = true,
-     .value = [](Report r) -> Result {
-       return shown_if(r.arguments.log_loss_scale_to_tensorboard, r.step.loss_scale.value_or(1));
-     }},
+     .flag = &Flags::log_loss_scale_to_tensorboard,
+     .value = [](Report r) -> Result { return r.step.loss_scale.value_or(1); }},
     {.tag = "world-size",
      .by_samples = true,
-     .value = [](Report r) -> Result {
-       return shown_if(r.arguments.log_world_size_to_tensorboard, number(r.world_size));
-     }},
+     .flag = &Flags::log_world_size_to_tensorboard,
+     .value = [](Report r) -> Result { return number(r.world_size); }},
     {.tag = "iteration-time",
-     .value = [](Report r) -> Result { return shown_if(r.arguments.log_timers_to_tensorboard, r.seconds); }},
+     .flag = &Flags::log_timers_to_tensorboard,
+     .value = [](Report r) -> Result { return r.seconds; }},
     {.tag = "throughput",
-     .value = [](Report r) -> Result {
-       return shown_if(r.arguments.log_timers_to_tensorboard && r.arguments.log_throughput,
-                       tflops_per_device(r.flops, r.seconds, r.world_size));
-     }},
+     .flag = &Flags::log_timers_to_tensorboard,
+     .further_flag = &Flags::log_throughput,
+     .value = [](Report r) -> Result { return tflops_per_device(r.flops, r.seconds, r.world_size); }},
     {.tag = "mem-max-allocated-bytes",
-     .value = [](Report r) -> Result {
-       return r.arguments.log_memory_to_tensorboard ? measured(r, "peak_memory_bytes") : Result();
-     }},
+     .flag = &Flags::log_memory_to_tensorboard,
+     .value = [](Report r) -> Result { return measured(r, "peak_memory_bytes"); }},
 };
 
 Result measured(Report report, std::string_view key) {
@@ -185,13 +181,16 @@ Metric with_name_of_loss(Metric metric, const std::string& tag, const std::strin
 
 }  // namespace
 
-void for_each_metric(const StepReport& report, const std::function<void(const Metric& metric, double value)>& visit) {
+void for_each_metric(const StepReport& report, const std::function<void(const Metric& metric, double value)>& visit,
+                     const LoggingArguments* log) {
+  const auto is_set = [log](bool Flags::*flag) { return flag == nullptr || (log != nullptr && log->*flag); };
   const std::string& loss = report.metric_names.front();
   for (const Metric& metric : kMetrics) {
     if (metric.is_further) {
       visit_further(report, visit);
       continue;
     }
+    if (!is_set(metric.flag) || !is_set(metric.further_flag)) continue;
     const Result value = metric.value != nullptr ? metric.value(report) : measured(report, metric.key);
     if (!value) continue;
     if (!metric.is_loss) {

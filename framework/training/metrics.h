@@ -8,7 +8,7 @@
 
 namespace megashard {
 
-struct Arguments;
+struct LoggingArguments;
 
 /// What the host of one rank measures of a step.
 struct HostMeasures {
@@ -44,7 +44,6 @@ struct StepInterval {
 
 /// All that metrics are worked out from, after a step.
 struct StepReport {
-  const Arguments& arguments;
   int64_t iteration = 0;  ///< from 1
   int64_t train_iters = 0;
   int64_t consumed_samples = 0;  ///< after the step
@@ -71,14 +70,16 @@ enum class OverRanks { kMax, kSum };
 /// A number that is logged for a step. The log line and the writers of metrics_writer.h print those that have their
 /// name.
 struct Metric {
-  const char* key = nullptr;   ///< in the metrics file; null: not there
-  const char* text = nullptr;  ///< in the log line, as printf's format of a double; null: not there
-  bool is_whole = false;       ///< an integer in the file
-  const char* tag = nullptr;   ///< in TensorBoard, Megatron's; null: not there
-  bool by_samples = false;     ///< there also "TAG vs samples"
-  bool of_evaluation = false;  ///< there whenever there is one
-  bool is_loss = false;        ///< text and tag begin with the loss's name
-  bool is_further = false;     ///< stands for all metrics after the loss
+  const char* key = nullptr;               ///< in the metrics file; null: not there
+  const char* text = nullptr;              ///< in the log line, as printf's format of a double; null: not there
+  bool is_whole = false;                   ///< an integer in the file
+  const char* tag = nullptr;               ///< in TensorBoard, Megatron's; null: not there
+  bool by_samples = false;                 ///< there also "TAG vs samples"
+  bool of_evaluation = false;              ///< there whenever there is one
+  bool is_loss = false;                    ///< text and tag begin with the loss's name
+  bool is_further = false;                 ///< stands for all metrics after the loss
+  bool LoggingArguments::*flag = nullptr;  ///< shown only if it is set, and further_flag; null: always
+  bool LoggingArguments::*further_flag = nullptr;
   /// None: the step has no such number, and nothing is written. Null: what the ranks have measured.
   std::optional<double> (*value)(const StepReport& report) = nullptr;
   /// Measured by every rank when its gradients are there, and reduced over the ranks. Null: not measured.
@@ -86,8 +87,10 @@ struct Metric {
   OverRanks over_ranks = OverRanks::kMax;
 };
 
-/// Calls `visit` for each metric that the step has, in order. A new metric is one entry of the list in metrics.cpp.
-void for_each_metric(const StepReport& report, const std::function<void(const Metric& metric, double value)>& visit);
+/// Calls `visit` for each metric that the step has, in order. `log`: flags that some
+/// depend on; null: those are left out. A new metric is one entry of the list in metrics.cpp.
+void for_each_metric(const StepReport& report, const std::function<void(const Metric& metric, double value)>& visit,
+                     const LoggingArguments* log = nullptr);
 
 /// What this rank measures, for the metrics that ranks measure, in their order.
 std::vector<double> measured_metrics(const HostMeasures& host);

@@ -55,16 +55,17 @@ std::string lines_until(const std::string& text, int64_t step) {
   return lines;
 }
 
-std::string metrics_line(const StepReport& report) {
+std::string metrics_line(const StepReport& report, const LoggingArguments* log) {
   nlohmann::ordered_json object;
-  for_each_metric(report, [&](const Metric& metric, double value) {
+  const auto add = [&](const Metric& metric, double value) {
     if (metric.key == nullptr) return;
     if (metric.is_whole) {
       object[metric.key] = static_cast<int64_t>(value);
     } else {
       object[metric.key] = value;
     }
-  });
+  };
+  for_each_metric(report, add, log);
   return object.dump();
 }
 
@@ -83,7 +84,8 @@ std::string keep_earlier_metrics(const std::string& path) {
   return kept;
 }
 
-MetricsFile::MetricsFile(const std::string& path, int64_t loaded_step) : path_(path) {
+MetricsFile::MetricsFile(const std::string& path, int64_t loaded_step, const LoggingArguments* log)
+    : path_(path), log_(log) {
   const auto folder = std::filesystem::path(path).parent_path();
   std::error_code ignored;  // a folder that cannot be made shows when the file is opened
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
@@ -93,7 +95,7 @@ MetricsFile::MetricsFile(const std::string& path, int64_t loaded_step) : path_(p
 }
 
 void MetricsFile::write(const StepReport& report) {
-  if (!file_.append(metrics_line(report) + "\n"))
+  if (!file_.append(metrics_line(report, log_) + "\n"))
     throw std::runtime_error("metrics file " + path_ + " could not be written: " + std::strerror(errno));
 }
 

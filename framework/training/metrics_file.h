@@ -8,9 +8,9 @@
 
 namespace megashard {
 
-/// The metrics that have a key, as a JSON object on one line; doubles in the shortest form that
-/// reads back equal, null for what is not finite.
-std::string metrics_line(const StepReport& report);
+/// The metrics that have a key (`log`: for_each_metric), as a JSON object on one line; doubles in the shortest form
+/// that reads back equal, null for what is not finite.
+std::string metrics_line(const StepReport& report, const LoggingArguments* log = nullptr);
 
 /// The lines of a metrics file up to that step, of each step the last, as a run that goes on after
 /// it leaves them. Lines that are no step's stay, but for one that was cut short at the end.
@@ -26,7 +26,7 @@ class MetricsFile final : public MetricsWriter {
  public:
   /// A new file, or where a run goes on after `loaded_step`, the lines up to that one. Creates
   /// missing folders. Throws UsageError when the file cannot be written.
-  MetricsFile(const std::string& path, int64_t loaded_step);
+  MetricsFile(const std::string& path, int64_t loaded_step, const LoggingArguments* log = nullptr);
 
   /// Throws std::runtime_error when the disk does not take the line, which is then left out.
   void write(const StepReport& report) override;
@@ -34,6 +34,7 @@ class MetricsFile final : public MetricsWriter {
  private:
   std::string path_;
   AppendedFile file_;
+  const LoggingArguments* log_;
 };
 
 }  // namespace megashard

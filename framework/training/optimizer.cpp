@@ -11,7 +11,7 @@
 #include <unordered_set>
 
 #include "checkpoint/values/state_dict_keys.h"
-#include "framework/training/optimizers/rules.h"
+#include "framework/training/optimizers/update_rule.h"
 #include "parallel/device/device_plan.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"

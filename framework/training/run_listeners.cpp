@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "framework/training/training_log.h"
-#include "parallel/collectives/wait_error.h"
 
 namespace megashard {
 namespace {
@@ -13,46 +12,39 @@ bool is_due(const std::optional<int64_t>& interval, int64_t step) { return inter
 
 }  // namespace
 
-DueSteps::DueSteps(const Arguments& arguments, bool is_first_rank, std::chrono::steady_clock::time_point start)
-    : arguments_(arguments), is_first_rank_(is_first_rank), start_(start) {}
+DueOptions due_options(const Arguments& arguments) {
+  DueOptions options{.exit_interval = arguments.exit_interval,
+                     .exit_minutes = arguments.exit_duration_in_mins,
+                     .exits_by_signal = arguments.exit_signal_handler};
+  if (arguments.save) options.save_interval = arguments.save_interval;
+  if (arguments.eval_iters > 0) options.eval_interval = arguments.eval_interval;
+  return options;
+}
+
+DueSteps::DueSteps(const DueOptions& options, bool is_first_rank, std::chrono::steady_clock::time_point start)
+    : options_(options), is_first_rank_(is_first_rank), start_(start) {}
 
 bool DueSteps::reads(int64_t step) const {
-  return arguments_.exit_signal_handler || arguments_.exit_duration_in_mins || is_due(arguments_.exit_interval, step) ||
-         (arguments_.save && is_due(arguments_.save_interval, step)) ||
-         (arguments_.eval_iters > 0 && is_due(arguments_.eval_interval, step));
+  return options_.exits_by_signal || options_.exit_minutes || is_due(options_.exit_interval, step) ||
+         is_due(options_.save_interval, step) || is_due(options_.eval_interval, step);
 }
 
 Requests DueSteps::requests(int64_t step) {
-  const auto& minutes = arguments_.exit_duration_in_mins;
+  const auto& minutes = options_.exit_minutes;
   const std::chrono::duration<double> running = std::chrono::steady_clock::now() - start_;
   const bool is_late = is_first_rank_ && minutes && running.count() / 60 > static_cast<double>(*minutes);
-  return {.save = is_due(arguments_.save_interval, step),
-          .evaluate = arguments_.eval_iters > 0 && is_due(arguments_.eval_interval, step),
-          .exit = is_late || is_due(arguments_.exit_interval, step)};
+  return {.save = is_due(options_.save_interval, step),
+          .evaluate = is_due(options_.eval_interval, step),
+          .exit = is_late || is_due(options_.exit_interval, step)};
 }
 
-LogLines::LogLines(StepTimers* timers, PrintLine print) : timers_(timers), print_(std::move(print)) {}
+LogLines::LogLines(const LoggingArguments& log, StepTimers* timers, PrintLine print)
+    : log_(log), timers_(timers), print_(std::move(print)) {}
 
 void LogLines::step_ended(const StepReport& step) {
   if (!step.has_line) return;
-  print_(training_log_line(log_time_now(), step));
+  print_(training_log_line(log_time_now(), step, log_));
   if (timers_ != nullptr) print_(timers_->log_steps(step.interval.steps));
-}
-
-MetricsFiles::MetricsFiles(const Arguments& arguments, DiagnosticSink sink)
-    : arguments_(arguments), sink_(std::move(sink)) {}
-
-bool MetricsFiles::reads(int64_t step) const { return writers_take(arguments_, step); }
-
-void MetricsFiles::step_complete(const StepReport& step, const Requests&) {
-  for (const auto& writer : writers_) {
-    try {
-      writer->write(step);
-    } catch (const std::exception& error) {
-      if (!std::exchange(has_reported_failure_, true) && sink_)
-        sink_(Severity::kWarning, error_text(error) + "; training goes on, and leaves out such steps there");
-    }
-  }
 }
 
 MemoryLines::MemoryLines(std::shared_ptr<MemoryLog> memory, RunEvents& events, PrintLine print)
@@ -65,10 +57,10 @@ void MemoryLines::weights_updated(int64_t step) {
   events_.memory(*peak);
 }
 
-Profiler::Profiler(const Arguments& arguments, const ProcessGroup& world, c10::Device device,
+Profiler::Profiler(const LoggingArguments& log, const ProcessGroup& world, c10::Device device,
                    std::shared_ptr<MemoryLog> memory, RunEvents& events, PrintLine print)
     : memory_(std::move(memory)),
-      profile_(arguments, world, device, memory_.get()),
+      profile_(log, world, device, memory_.get()),
       events_(events),
       print_(std::move(print)) {}
 

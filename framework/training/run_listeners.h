@@ -3,13 +3,12 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <utility>
 
-#include "framework/diagnostics.h"
+#include "framework/arguments/arguments.h"
 #include "framework/training/listener.h"
 #include "framework/training/memory_log.h"
-#include "framework/training/metrics_writer.h"
 #include "framework/training/run_events.h"
 #include "framework/training/step_profile.h"
 #include "framework/training/step_timers.h"
@@ -19,17 +18,24 @@ namespace megashard {
 /// The listeners that flags ask for. Lines are printed on the first rank.
 using PrintLine = std::function<void(const std::string& line)>;
 
+struct DueOptions {
+  std::optional<int64_t> save_interval{}, eval_interval{}, exit_interval{};
+  std::optional<int64_t> exit_minutes{};  ///< since the program's start
+  bool exits_by_signal = false;           ///< asks for it at each step
+};
+DueOptions due_options(const Arguments& arguments);
+
 /// Evaluations, saves and exits at the steps of --eval-interval, --save-interval and --exit-interval, and the exit of
 /// --exit-duration-in-mins.
 class DueSteps : public Listener {
  public:
   /// `start`: of the program on the first rank, whose clock decides.
-  DueSteps(const Arguments& arguments, bool is_first_rank, std::chrono::steady_clock::time_point start);
+  DueSteps(const DueOptions& options, bool is_first_rank, std::chrono::steady_clock::time_point start);
   bool reads(int64_t step) const override;
   Requests requests(int64_t step) override;
 
  private:
-  const Arguments& arguments_;
+  DueOptions options_;
   bool is_first_rank_;
   std::chrono::steady_clock::time_point start_;
 };
@@ -37,30 +43,14 @@ class DueSteps : public Listener {
 /// Megatron's log line and its timers.
 class LogLines : public Listener {
  public:
-  /// `timers`: null without --timing-log-level.
-  LogLines(StepTimers* timers, PrintLine print);
+  /// `timers`: null without --timing-log-level. `log` must outlive this.
+  LogLines(const LoggingArguments& log, StepTimers* timers, PrintLine print);
   void step_ended(const StepReport& step) override;
 
  private:
+  const LoggingArguments& log_;
   StepTimers* timers_;
   PrintLine print_;
-};
-
-/// --metrics-file, --prometheus-file and --tensorboard-dir. A failed write does not end training; the first one is
-/// reported.
-class MetricsFiles : public Listener {
- public:
-  MetricsFiles(const Arguments& arguments, DiagnosticSink sink);
-  /// Called on the first rank only, before the first step.
-  void open(MetricsWriters writers) { writers_ = std::move(writers); }
-  bool reads(int64_t step) const override;
-  void step_complete(const StepReport& step, const Requests& merged) override;
-
- private:
-  const Arguments& arguments_;
-  MetricsWriters writers_;
-  DiagnosticSink sink_;
-  bool has_reported_failure_ = false;
 };
 
 /// --log-memory: a line for each new peak.
@@ -79,8 +69,8 @@ class MemoryLines : public Listener {
 class Profiler : public Listener {
  public:
   /// `memory`: null without --log-memory.
-  Profiler(const Arguments& arguments, const ProcessGroup& world, c10::Device device, std::shared_ptr<MemoryLog> memory,
-           RunEvents& events, PrintLine print);
+  Profiler(const LoggingArguments& log, const ProcessGroup& world, c10::Device device,
+           std::shared_ptr<MemoryLog> memory, RunEvents& events, PrintLine print);
   void step_starts(int64_t step) override;
   void weights_updated(int64_t step) override;
   void steps_ended(int64_t step) override;

@@ -14,18 +14,19 @@ torch::profiler::impl::ProfilerConfig profiler_config() {
   return torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO);
 }
 
-}  // namespace
-
-std::string profile_folder(const Arguments& arguments) {
-  return arguments.profile_save_path ? *arguments.profile_save_path : arguments.tensorboard_dir.value_or("");
+/// Where the traces go: --profile-save-path, or --tensorboard-dir.
+std::string profile_folder(const LoggingArguments& log) {
+  return log.profile_save_path ? *log.profile_save_path : log.tensorboard_dir.value_or("");
 }
 
-StepProfile::StepProfile(const Arguments& arguments, const ProcessGroup& world, c10::Device device,
+}  // namespace
+
+StepProfile::StepProfile(const LoggingArguments& log, const ProcessGroup& world, c10::Device device,
                          const MemoryLog* memory)
-    : first_(arguments.profile_step_start),
-      last_(arguments.profile_step_end),
+    : first_(log.profile_step_start),
+      last_(log.profile_step_end),
       device_(device),
-      path_(profile_folder(arguments) + "/rank_" + std::to_string(world.rank()) + ".pt.trace.json"),
+      path_(profile_folder(log) + "/rank_" + std::to_string(world.rank()) + ".pt.trace.json"),
       memory_(memory) {}
 
 StepProfile::~StepProfile() {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "framework/arguments/arguments.h"
-#include "framework/training/memory_counters.h"
+#include "framework/arguments/logging_arguments.h"
+#include "framework/training/memory_log.h"
 #include "parallel/collectives/process_group.h"
 
 namespace megashard {
@@ -15,7 +15,7 @@ namespace megashard {
 class StepProfile {
  public:
   /// Of one of --profile-ranks. With a `memory`, which outlives it, the trace has memory by class, too.
-  StepProfile(const Arguments& arguments, const ProcessGroup& world, c10::Device device, const MemoryLog* memory);
+  StepProfile(const LoggingArguments& log, const ProcessGroup& world, c10::Device device, const MemoryLog* memory);
   /// A profile under way ends without a file.
   ~StepProfile();
   StepProfile(const StepProfile&) = delete;
@@ -36,8 +36,5 @@ class StepProfile {
   std::unique_ptr<MemoryCounters> counters_;  // while it runs
   bool runs_ = false;
 };
-
-/// Where the traces go: --profile-save-path, or --tensorboard-dir.
-std::string profile_folder(const Arguments& arguments);
 
 }  // namespace megashard

@@ -1,16 +1,71 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "framework/arguments/arguments.h"
 #include "framework/diagnostics.h"
+#include "framework/training/listener.h"
 #include "framework/training/metrics.h"
-#include "framework/training/step_stats.h"
+#include "parallel/collectives/process_group.h"
 
 namespace megashard {
+
+/// What TrainStep knows of a step, of this rank's share: fp64 on the device.
+struct DeviceStats {
+  at::Tensor grad_norm;   ///< scalar, before clipping; the same on all ranks
+  at::Tensor loss_scale;  ///< scalar, of the next step; 1 without a scaler; the same on all ranks
+  at::Tensor sums;        ///< [2 * metrics]: sum and count of each, in the order of TrainStep::metric_names
+};
+
+/// What the host of a rank adds.
+struct HostStats {
+  StopRequest stop_request = StopRequest::kNone;
+  Requests requests{};
+  std::vector<double> measures{};  ///< measured_metrics()
+};
+
+/// The statistics of one rank for one step.
+struct RankStats {
+  double grad_norm = 0;
+  double loss_scale = 1;  ///< after the step
+  /// Over the rank's share of the batch, in the order of TrainStep::metric_names; the first one is the loss.
+  struct Mean {
+    double sum = 0, count = 0;
+  };
+  std::vector<Mean> metrics{};
+  HostStats host;
+};
+using StepOfRanks = std::vector<RankStats>;  // by rank
+
+/// Asynchronous read-back of step statistics: they stay on the device until the host reads them, and are then
+/// exchanged and copied all at once. All ranks make the same calls in the same order.
+class StepStats {
+ public:
+  StepStats(ProcessGroupPtr group, c10::Device device);
+
+  /// Adds a step; all steps have as many metrics.
+  void add(const DeviceStats& of_device, const HostStats& of_host);
+  bool empty() const { return steps_.empty(); }
+  /// Enqueues the exchange and the copy of all added steps; work enqueued after it goes on while the host reads.
+  /// Collective.
+  void start_read();
+  /// The steps in order; calls start_read() if it was not called. Blocks the host until the copy is there.
+  std::vector<StepOfRanks> finish_read();
+
+ private:
+  ProcessGroupPtr group_;
+  c10::Device device_;
+  size_t of_device_ = 0;           // numbers of a step
+  std::vector<at::Tensor> steps_;  // each [numbers of a rank] on the device
+  at::Tensor copy_;                // [ranks, steps, numbers of a rank] in host memory; undefined: not begun
+  std::optional<c10::Event> copied_;
+};
 
 /// Statistics of steps, read back from the device when they are needed: summaries, sums over an interval, and requests.
 class StepReader {
@@ -25,9 +80,13 @@ class StepReader {
     Requests requests{};
   };
 
-  /// `is_scaled`: losses are scaled. `fail`: called for a NaN or Inf value if --check-for-nan-in-loss-and-grad is on.
-  StepReader(const Arguments& arguments, ProcessGroupPtr world, c10::Device device, bool is_scaled, DiagnosticSink sink,
-             Fail fail);
+  struct Options {
+    int64_t tensor_parallel_size = 1;  ///< neighbours that have the same tokens
+    bool is_scaled = false;            ///< losses are scaled
+    DiagnosticSink sink{};
+    Fail fail{};  ///< called for a NaN or Inf value; null: training goes on
+  };
+  StepReader(ProcessGroupPtr world, c10::Device device, Options options);
 
   /// Adds a step of `batch` samples. `names`: TrainStep::metric_names.
   void add(const DeviceStats& of_device, const HostStats& of_host, const std::vector<std::string>& names,
@@ -53,11 +112,8 @@ class StepReader {
  private:
   void add_to_interval(const StepSummary& step, int64_t samples);
 
-  const Arguments& arguments_;
   size_t rank_;
-  bool is_scaled_;
-  DiagnosticSink sink_;
-  Fail fail_;
+  Options options_;
   StepStats stats_;
   std::vector<int64_t> batches_;               // number of samples of each step in stats_
   std::vector<std::string> names_{"lm loss"};  // names of the metrics in stats_

@@ -7,10 +7,22 @@
 #include <utility>
 
 #include "framework/diagnostics.h"
-#include "framework/training/replicated_gradients.h"
+#include "framework/training/parallel_groups.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
+namespace {
+
+bool has_replicas(const torch::nn::Module& model) {
+  for (const auto& parameter : model.parameters()) {
+    const auto view = reshard_and_view(parameter);
+    const bool has_several_dims = !view.is_replicated() && view.mesh->ndim() > 1;
+    if (has_several_dims && view.placements[0] == Placement::replicate() && view.mesh->size(0) > 1) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 TrainStep::TrainStep(MultiModalModule& model, const Objective& objective, Optimizer& optimizer, ProcessGroupPtr group,
                      c10::Device device, const TrainStepOptions& options)
@@ -20,7 +32,8 @@ TrainStep::TrainStep(MultiModalModule& model, const Objective& objective, Optimi
       replicated_(replicated_parameters(optimizer.parameters())),
       group_(std::move(group)),
       device_(device),
-      options_(options) {
+      options_(options),
+      has_replicas_(has_replicas(model)) {
   for (const auto& module : model_.modules(/*include_self=*/false)) {
     if (auto* ends = dynamic_cast<EndsSteps*>(module.get())) ends_.push_back(ends);
   }
@@ -61,27 +74,23 @@ std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const at::Tensor
   {
     const TimedPart forward(options_.timers, StepPart::kForward);
     const at::Tensor weights = objective_.weights(whole);
-    const bool is_weighted = weights.defined();
-    if (is_weighted) whole.set(kLossWeights, weights * factor, Axis::kToken, /*is_input=*/false);
+    if (weights.defined()) whole.set(kLossWeights, weights * factor, Axis::kToken, /*is_input=*/false);
     const Batch mine = rows_of_rank(std::move(whole));
     const ModelOutput output = model_(mine);
     TORCH_CHECK(output.token_losses.defined(), model_.class_name(),
                 " returned no token_losses for a batch with labels");
-    Loss loss = objective_(is_weighted ? output.token_losses.detach() : output.token_losses, mine);
+    Loss loss = objective_(output.token_losses, mine);
     metrics = std::move(loss.metrics);
-    at::Tensor share;  // of the aux terms: the sum of the weights of this rank's terms
-    if (is_weighted) {
-      const at::Tensor& own = mine.at(kLossWeights);
-      total = output.weighted_loss.defined() ? output.weighted_loss : (output.token_losses * own).sum();
-      if (!output.aux.empty()) share = own.contiguous().sum();
-    } else {
-      total = loss.sum * factor;
-      if (!output.aux.empty()) share = factor * count / sequence_ranks();
-    }
-    const at::Tensor one = at::ones({}, at::TensorOptions(at::kDouble).device(device_));
-    for (const AuxTerm& term : output.aux) {
-      total = total + term.value * share;
-      metrics.push_back({.name = term.name, .sum = term.metric.to(at::kDouble), .count = one});
+    // A model that has made the head's gradients in forward returns the sum that they are of.
+    total = output.weighted_loss.defined() ? output.weighted_loss : loss.sum * factor;
+    if (!output.aux.empty()) {
+      const at::Tensor own = mine.find(kLossWeights);
+      const at::Tensor share = own.defined() ? own.contiguous().sum() : factor * count / sequence_ranks();
+      const at::Tensor one = at::ones({}, at::TensorOptions(at::kDouble).device(device_));
+      for (const AuxTerm& term : output.aux) {
+        total = total + term.value * share;
+        metrics.push_back({.name = term.name, .sum = term.metric.to(at::kDouble), .count = one});
+      }
     }
   }
   const TimedPart backward(options_.timers, StepPart::kBackward);
@@ -107,13 +116,32 @@ at::Tensor TrainStep::backward(const std::vector<Batch>& micro_batches) {
   for (size_t i = 0; i < micro_batches.size(); ++i) {
     const bool last = i + 1 == micro_batches.size();
     if (!options_.reduces_each_microbatch) set_requires_gradient_sync(model_, last);
-    if (options_.has_replicas) set_requires_all_reduce(model_, last);
+    if (has_replicas_) set_requires_all_reduce(model_, last);
     if (micro_batches.size() > 1 && (i == 0 || last)) set_is_last_microbatch(model_, last);
     sums.push_back(
         sums_of(forward_backward(on_device(micro_batches[i]), scale, static_cast<double>(micro_batches.size()))));
   }
   reduce_replicated_gradients(replicated_, *group_);
   return at::stack(sums).sum(0);
+}
+
+DeviceStats TrainStep::gradients(const std::vector<Batch>& micro_batches, int64_t step, const ProcessGroupPtr& world) {
+  constexpr int64_t kFirstSteps = 3;
+  const auto& interval = options_.check_collective_order;
+  const bool is_first = steps_++ < kFirstSteps && interval != 0;
+  if (!is_first && (interval.value_or(0) == 0 || steps_ % *interval != 0)) return clip(backward(micro_batches));
+  if (!order_) order_.emplace(model_, world);
+  order_->begin_step(step);
+  DeviceStats stats;
+  try {
+    stats = clip(backward(micro_batches));
+  } catch (const c10::DistBackendError&) {
+    const std::string why = order_->why_it_failed();
+    if (!why.empty() && options_.sink) options_.sink(Severity::kWarning, why);
+    throw;
+  }
+  order_->end_step();
+  return stats;
 }
 
 DeviceStats TrainStep::clip(const at::Tensor& sums) {

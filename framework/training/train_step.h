@@ -3,16 +3,19 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "framework/batch.h"
+#include "framework/diagnostics.h"
 #include "framework/modules/multi_modal_module.h"
-#include "framework/objectives/objective.h"
+#include "framework/objectives/objectives.h"
 #include "framework/training/optimizer.h"
-#include "framework/training/step_stats.h"
+#include "framework/training/step_reader.h"
 #include "framework/training/step_timers.h"
 #include "parallel/collectives/process_group.h"
+#include "parallel/fsdp/collective_order.h"
 #include "parallel/fsdp/grad_scaler.h"
 
 namespace megashard {
@@ -21,18 +24,19 @@ struct TrainStepOptions {
   double clip_grad = 1.0;                 ///< 0: the norm is computed, nothing is clipped
   bool needs_finite_gradients = false;    ///< true: a step whose gradient norm is not finite changes nothing
   bool calculate_per_token_loss = false;  ///< one mean over the global batch, not a mean of microbatches' means
-  bool has_replicas = false;              ///< HSDP: all-reduce in the last microbatch's backward only
   /// false: gradients stay whole until the last microbatch's backward reduces them: less
   /// communication, more memory.
   bool reduces_each_microbatch = true;
-  int64_t empty_unused_memory_level = 0;  ///< of a GPU: 1 before, 2 also after the optimizer
-  StepTimers* timers = nullptr;           ///< null: nobody asks for times
-  GradScaler* scaler = nullptr;           ///< null: losses are not scaled; else it needs finite gradients, too
-  SequenceShard sequence{};               ///< ranks that get the same batches and share each sequence
+  int64_t empty_unused_memory_level = 0;            ///< of a GPU: 1 before, 2 also after the optimizer
+  std::optional<int64_t> check_collective_order{};  ///< gradients() compares the ranks: the flag's interval
+  DiagnosticSink sink{};                            ///< of its warnings; null: nobody
+  StepTimers* timers = nullptr;                     ///< null: nobody asks for times
+  GradScaler* scaler = nullptr;  ///< null: losses are not scaled; else it needs finite gradients, too
+  SequenceShard sequence{};      ///< ranks that get the same batches and share each sequence
 };
 
 /// Forward and backward of one global batch in micro batches, then the optimizer (train_step of Megatron). Blocks the
-/// host only if timers ask for it or parameters are replicated (replicated_gradients.h): the statistics of a step stay
+/// host only if timers ask for it or parameters are replicated (parallel_groups.h): the statistics of a step stay
 /// on the device, where StepStats reads them.
 class TrainStep {
  public:
@@ -40,6 +44,9 @@ class TrainStep {
   TrainStep(MultiModalModule& model, const Objective& objective, Optimizer& optimizer, ProcessGroupPtr group,
             c10::Device device, const TrainStepOptions& options);
 
+  /// backward() and clip() of step number `step`. In the steps of --check-collective-order it compares the order of the
+  /// units over `world`. Collective.
+  DeviceStats gradients(const std::vector<Batch>& micro_batches, int64_t step, const ProcessGroupPtr& world);
   /// Computes the gradients of the batch, which replace the ones before. Returns the metrics: DeviceStats::sums.
   /// Collective.
   at::Tensor backward(const std::vector<Batch>& micro_batches);
@@ -76,7 +83,10 @@ class TrainStep {
   ProcessGroupPtr group_;
   c10::Device device_;
   TrainStepOptions options_;
-  at::Tensor skip_;  // of the gradients that update() takes; undefined: never
+  bool has_replicas_;  // HSDP: all-reduce in the last microbatch's backward only
+  std::optional<CollectiveOrder> order_;
+  int64_t steps_ = 0;  // of gradients()
+  at::Tensor skip_;    // of the gradients that update() takes; undefined: never
   std::vector<std::string> metric_names_;
 };
 

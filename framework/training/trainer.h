@@ -7,28 +7,23 @@
 #include <string>
 #include <vector>
 
-#include "framework/arguments/arguments.h"
 #include "framework/arguments/microbatches.h"
-#include "framework/data/build_datasets.h"
 #include "framework/diagnostics.h"
 #include "framework/objectives/objectives.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/evaluation.h"
 #include "framework/training/listener.h"
+#include "framework/training/metrics_writer.h"
 #include "framework/training/nonfinite_search.h"
-#include "framework/training/optimizer_param_scheduler.h"
 #include "framework/training/parallel_groups.h"
-#include "framework/training/run_events.h"
 #include "framework/training/step_reader.h"
 #include "framework/training/step_timers.h"
 #include "framework/training/train_step.h"
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_data.h"
-#include "parallel/fsdp/collective_order.h"
+#include "framework/training/training_plan.h"
 
 namespace megashard {
-
-class MetricsFiles;
 
 /// Environment of a trainer. Library code neither prints nor reads the process's state.
 struct TrainerCallbacks {
@@ -44,16 +39,16 @@ struct TrainerCallbacks {
 };
 
 /// The loop of Megatron's train(): steps, evaluations, saves and exits; all else is done by listeners. The model is
-/// sharded and has its weights; everything else is made here from the arguments, which must outlive the trainer.
+/// sharded and has its weights; everything else is made here from the plan.
 class Trainer {
  public:
-  Trainer(const Arguments& arguments, MultiModalModule& model, const ParallelGroups& groups, c10::Device device,
-          const DataOptions& data, TrainerCallbacks callbacks);
+  Trainer(TrainingPlan plan, MultiModalModule& model, const ParallelGroups& groups, c10::Device device,
+          TrainerCallbacks callbacks);
 
   /// Loads a step, or its weights only. Collective.
   void load(const CheckpointStep& step, bool weights_only = false);
   /// Saves what was loaded in --ckpt-convert-format to --ckpt-convert-save. Collective.
-  void convert_checkpoint();
+  void convert_checkpoint() { saver_->convert(); }
   /// An interrupted one has ended after a step or within an evaluation, and said so. Collective.
   TrainingEnd train();
   /// Behind train(): throws where the last checkpoint could not be saved.
@@ -61,6 +56,18 @@ class Trainer {
   Optimizer& optimizer() { return *optimizer_; }
 
  private:
+  /// Of the loop: what the step under way has, and why the loop ends.
+  struct Loop {
+    std::optional<Microbatches> microbatches{};  // from the first step of this run on
+    int64_t train_iters = 0;
+    std::vector<Batch> batches{};
+    double lr = 0, seconds = 0;
+    bool has_reported = false;  // a step of this run
+    StopRequest stop = StopRequest::kNone;
+    bool in_evaluation = false;  // when stop was set
+    bool exits = false;          // after this step: --exit-interval, --exit-signal ...
+  };
+
   void add_listeners();
   HostStats host_stats(double data_wait_seconds, const Requests& requests) const;
   Requests requests();
@@ -76,8 +83,6 @@ class Trainer {
   bool reads_step(int64_t iteration) const;
   /// The report of the step that has ended. A log line is due for the last step, too.
   StepReport report(bool is_last);
-  /// What flags ask for besides: the host waits once more, for both. Collective.
-  void measure_gradients_and_weights(StepReport& report);
   /// The loss over a data set; nullopt if a stop request has ended the evaluation.
   std::optional<double> evaluate(const TrainingData::DatasetPtr& dataset, const std::string& where, int64_t consumed,
                                  bool announces);
@@ -85,10 +90,6 @@ class Trainer {
   void save(std::optional<double> best_loss = std::nullopt);
   TrainingEnd end_of(TrainingEnd how);
   void prepare_training();
-  void open_metrics_files();
-  /// Gradients of the current step; compares the order of the units over the ranks where --check-collective-order
-  /// asks for it.
-  DeviceStats gradients(const std::vector<Batch>& batches);
   /// One iteration: batches, forward, backward, optimizer; the host reads its numbers where it
   /// must.
   void run_step();
@@ -97,38 +98,29 @@ class Trainer {
   /// The evaluations and the save behind the last step.
   void finish_training();
   TrainingEnd interrupted();
-  bool steps_to_come() const;
+  bool goes_on() const { return !loop_.exits && loop_.stop == StopRequest::kNone; }
+  bool steps_to_come() const { return !plan_.length.skip_train && state_.progress.step < loop_.train_iters; }
 
-  const Arguments& arguments_;
+  const TrainingPlan plan_;
   MultiModalModule& model_;
-  ProcessGroupPtr group_;     // the world
-  ProcessGroupPtr sharding_;  // ParallelGroups'
+  ProcessGroupPtr world_;
   c10::Device device_;
   TrainerCallbacks callbacks_;
   std::unique_ptr<Optimizer> optimizer_;
   OptimizerParamScheduler schedule_;
-  std::unique_ptr<GradScaler> scaler_;        // null: losses are not scaled
-  std::optional<Microbatches> microbatches_;  // from the first step of this run on
-  std::unique_ptr<StepTimers> timers_;        // null: --timing-log-level 0
+  std::unique_ptr<GradScaler> scaler_;  // null: losses are not scaled
+  std::unique_ptr<StepTimers> timers_;  // null: --timing-log-level 0
   std::unique_ptr<Objective> objective_;
   TrainStep step_;
   TrainingState state_;
-  CollectiveOrder order_;
-  int64_t train_iters_ = 0, steps_of_run_ = 0;
   TrainingData data_;
-  RunEvents events_;  // open on the first rank with --metrics-file
   NonfiniteSearch search_;
   StepReader reader_;
   Evaluation evaluation_;
-  std::vector<Batch> batches_;             // of the step under way
-  double last_lr_ = 0, last_seconds_ = 0;  // of the last step, which has used that rate
-  bool has_reported_ = false;              // a step of this run
-  StopRequest stop_ = StopRequest::kNone;
-  bool in_evaluation_ = false;  // when stop_ was set
-  bool exits_ = false;          // after this step: --exit-interval, --exit-signal ...
+  Loop loop_;
   // Last: a save in progress ends before members that it may use are destroyed.
-  std::shared_ptr<CheckpointSaver> saver_;
   std::shared_ptr<MetricsFiles> metrics_files_;
+  std::shared_ptr<CheckpointSaver> saver_;
   std::vector<std::shared_ptr<Listener>> listeners_;  // the saver is the last one
 };
 

@@ -13,7 +13,6 @@
 #include "framework/arguments/microbatches.h"
 #include "framework/arguments/saved_arguments.h"
 #include "framework/modules/megatron_module.h"
-#include "framework/training/load_strictness.h"
 #include "framework/training/loaded_weights.h"
 #include "framework/training/loss_scale.h"
 #include "framework/training/random_states.h"

@@ -36,12 +36,13 @@ std::string log_time_now() {
   return log_time(local);
 }
 
-std::string training_log_line(const std::string& time, const StepReport& report) {
+std::string training_log_line(const std::string& time, const StepReport& report, const LoggingArguments& log) {
   std::string line = " [" + time + "]";
   line += formatted(" iteration %8lld/%8lld |", wide(report.iteration), wide(report.train_iters));
-  for_each_metric(report, [&line](const Metric& metric, double value) {
+  const auto add = [&line](const Metric& metric, double value) {
     if (metric.text != nullptr) line += formatted(metric.text, value);
-  });
+  };
+  for_each_metric(report, add, &log);
   return line;
 }
 

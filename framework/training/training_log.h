@@ -21,7 +21,7 @@ std::string log_time_now();
 
 /// The training line, printed by the last rank every log_interval steps: `time` is log_time(), what follows are those
 /// of the metrics that have a text.
-std::string training_log_line(const std::string& time, const StepReport& report);
+std::string training_log_line(const std::string& time, const StepReport& report, const LoggingArguments& log);
 
 /// Times of the ranks by the name of a part, in milliseconds, as Megatron's timers show them.
 using PartTimes = std::vector<std::pair<std::string, std::vector<double>>>;

@@ -13,7 +13,7 @@
 #include <set>
 
 #include "framework/diagnostics.h"
-#include "framework/training/register_callback.h"
+#include "framework/training/listener.h"
 
 namespace megashard {
 namespace {

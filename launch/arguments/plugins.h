@@ -13,7 +13,7 @@ std::string why_no_shared_library(const std::string& path);
 /// options is used, which then has the flags of their callbacks.
 void load_callback_plugins(const std::vector<std::string>& words);
 
-/// Loads a library with callbacks (framework/training/register_callback.h), which stays loaded. Does nothing if it is
+/// Loads a library with callbacks (framework/training/listener.h), which stays loaded. Does nothing if it is
 /// loaded already. Throws UsageError if the file cannot be loaded, registers no callback, or was built against another
 /// megashard or LibTorch.
 void load_callback_plugin(const std::string& path);

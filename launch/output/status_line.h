@@ -8,7 +8,7 @@
 
 #include "checkpoint/files/work_progress.h"
 #include "framework/training/listener.h"
-#include "framework/training/progress_clock.h"
+#include "framework/training/progress.h"
 #include "launch/output/terminal.h"
 
 namespace megashard {

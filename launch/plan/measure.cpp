@@ -19,7 +19,6 @@
 
 #include "launch/plan/operator_times.h"
 #include "launch/plan/quiet_callbacks.h"
-#include "launch/plan/stopwatch.h"
 #include "launch/train/session.h"
 #include "models/kernels/fused_ops.h"
 #include "parallel/device/cuda_module.h"
@@ -67,9 +66,8 @@ int64_t program_memory(const ProcessGroupPtr& group) {
                                         {.source = WeightSource::kInitialisation, .initialises = true}, quiet);
   const auto vocab_size = session.model().vocab_size();
   int64_t most = 0;
-  Trainer trainer(arguments, session.model(), session.groups, session.device,
-                  data_options(arguments, vocab_size, vocab_size - 1),
-                  quiet_callbacks([&] { most = std::max(most, resident_now()); }));
+  Trainer trainer(plan_training(arguments, data_options(arguments, vocab_size, vocab_size - 1)), session.model(),
+                  session.groups, session.device, quiet_callbacks([&] { most = std::max(most, resident_now()); }));
   trainer.train();
   return most;
 }

@@ -1,14 +1,19 @@
 #include "launch/plan/planned_run.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <unordered_set>
+#include <utility>
 
+#include "framework/arguments/argument_value.h"
 #include "framework/arguments/saved_arguments.h"
 #include "framework/training/trainer.h"
-#include "launch/plan/memory_curve.h"
+#include "launch/plan/device_file.h"
 #include "launch/plan/quiet_callbacks.h"
 #include "launch/train/session.h"
 #include "models/decoder_arguments.h"
@@ -19,7 +24,82 @@
 #include "parallel/fsdp/fsdp_controls.h"
 
 namespace megashard {
+
+std::string default_device_line(const std::string& flag) {
+  return "without " + flag + " the plan is of " + kDefaultDevice + "; there are " + c10::Join(", ", device_names()) +
+         ", and `megashard plan --measure FILE` measures this machine for " + flag + " FILE";
+}
+
+int read_world_size(CommandLine& line) {
+  const std::string text = line.own_value(kWorldSize, "1");
+  const int64_t ranks = parse_integer(text).value_or(0);
+  line.mistakes.require(0 < ranks && ranks <= (1 << 24), "--world-size takes a number of ranks, got \"" + text + "\".");
+  return static_cast<int>(std::max<int64_t>(ranks, 1));
+}
+
 namespace {
+
+void add_totals(PlanTotals& all, PlanTotals part) {
+  all.seconds += part.seconds;
+  all.host_seconds += part.host_seconds;
+  all.exposed_seconds += part.exposed_seconds;
+  for (auto& each : part.collectives) {
+    const auto known = std::ranges::find(all.collectives, each.kind, &CollectiveTotal::kind);
+    if (known == all.collectives.end()) {
+      all.collectives.push_back(std::move(each));
+      continue;
+    }
+    known->count += each.count;
+    known->bytes += each.bytes;
+    known->seconds += each.seconds;
+  }
+  std::ranges::move(part.spans, std::back_inserter(all.spans));
+}
+
+/// Samples the memory in use after each operator of a plan. While it exists, it takes the plan's totals incrementally.
+class MemoryCurve {
+ public:
+  /// `in_use` returns the current memory. Create and destroy it on the training thread.
+  MemoryCurve(const DevicePlan& plan, std::function<PeakMemory()> in_use);
+
+  /// Totals since the last call, with all samples of that time; consecutive samples differ.
+  PlanTotals take_totals(std::vector<MemorySample>& samples);
+
+ private:
+  void look();
+  void take_new_totals();
+
+  DevicePlan plan_;
+  std::function<PeakMemory()> in_use_;
+  PlanTotals totals_;
+  double now_ = 0;  // end of the compute stream's last operation
+  std::vector<MemorySample> samples_;
+  OperatorWatch watch_;
+};
+
+MemoryCurve::MemoryCurve(const DevicePlan& plan, std::function<PeakMemory()> in_use)
+    : plan_(plan), in_use_(std::move(in_use)), watch_([this] { look(); }) {}
+
+PlanTotals MemoryCurve::take_totals(std::vector<MemorySample>& samples) {
+  take_new_totals();
+  samples = std::exchange(samples_, {});
+  return std::exchange(totals_, {});
+}
+
+void MemoryCurve::take_new_totals() {
+  constexpr int kComputes = 0;
+  auto part = plan_.take_totals();
+  for (const auto& span : part.spans) {
+    if (span.stream == kComputes) now_ = std::max(now_, span.begin + span.seconds);
+  }
+  add_totals(totals_, std::move(part));
+}
+
+void MemoryCurve::look() {
+  take_new_totals();
+  const PeakMemory memory = in_use_();
+  if (samples_.empty() || memory.parts() != samples_.back().memory.parts()) samples_.push_back({now_, memory});
+}
 
 constexpr int64_t kSteps = 3;  // moments exist from the second step on; the third is representative
 
@@ -223,7 +303,7 @@ PlannedRun run_planned(const CommandLine& line, const PlanOptions& options) {
   int64_t step = 1;
   PeakWatch* watch = nullptr;
   std::optional<MemoryCurve> curve;
-  Trainer trainer(arguments, model, session.groups, session.device, data, quiet_callbacks([&] {
+  Trainer trainer(plan_training(arguments, data), model, session.groups, session.device, quiet_callbacks([&] {
                     run.step = curve ? curve->take_totals(run.memory) : plan.take_totals();
                     watch->step_ended();
                     ++step;

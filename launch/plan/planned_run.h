@@ -67,4 +67,12 @@ struct PlanOptions {
 /// cannot be planned. Only one call at a time per process.
 PlannedRun run_planned(const CommandLine& line, const PlanOptions& options);
 
+inline constexpr const char* kDefaultDevice = "h200";
+
+/// A line that names the device of the plan if `flag` is not given.
+std::string default_device_line(const std::string& flag);
+
+/// The value of --world-size; 1 by default.
+int read_world_size(CommandLine& line);
+
 }  // namespace megashard

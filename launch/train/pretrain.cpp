@@ -3,7 +3,11 @@
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -12,6 +16,7 @@
 #include <unordered_set>
 
 #include "checkpoint/values/tensor_info.h"
+#include "framework/arguments/argument_table.h"
 #include "framework/process_group/launch_environment.h"
 #include "framework/training/flops.h"
 #include "framework/training/start_log.h"
@@ -22,7 +27,6 @@
 #include "launch/output/terminal.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
-#include "launch/train/run_signals.h"
 #include "launch/train/session.h"
 #include "models/hugging_face/save_hf_model.h"
 #include "parallel/device/buffer_pool.h"
@@ -31,6 +35,57 @@
 
 namespace megashard {
 namespace {
+
+constexpr int kExitInterrupted = 130;  // exit code that shells expect of a program ended by SIGINT
+
+// Used by the signal handler.
+std::atomic<const char*> last_words = nullptr;  // null: the first interrupt is only recorded
+std::atomic<bool> says_them = false;
+std::atomic<int> exit_signal = 0;
+std::atomic<bool> exit_asked = false, interrupt_asked = false;
+
+constexpr const char* kTwice =
+    "megashard: interrupted twice: the run ends at once, and what was being saved does not count\n";
+
+void on_signal(int signal) {
+  const char* words = last_words;
+  const bool is_exit = signal == exit_signal && (signal != SIGINT || words == nullptr);
+  auto& asked = is_exit ? exit_asked : interrupt_asked;
+  if (is_exit || words == nullptr) {
+    if (!asked.exchange(true) || signal != SIGINT) return;
+    words = kTwice;
+  }
+  if (says_them && write(STDERR_FILENO, words, std::strlen(words)) < 0) _exit(kExitInterrupted);
+  _exit(kExitInterrupted);
+}
+
+/// Makes Ctrl-C end this process at once, whatever the ranks wait for, with `message` on stderr if `speaks`. If the
+/// caller ignores SIGINT (nohup), it stays ignored. With --exit-signal-handler, --exit-signal is recorded for
+/// stop_request().
+void watch_signals(const Arguments& arguments, const char* message, bool speaks, const DiagnosticSink& sink) {
+  says_them = speaks;
+  last_words = message;
+  if (arguments.exit_signal_handler) {
+    exit_signal = static_cast<int>(arguments.exit_signal);
+    std::signal(exit_signal, on_signal);
+  } else if (arguments.is_given("exit_signal")) {
+    sink(Severity::kWarning, "--exit-signal " + choice_name("exit_signal", arguments.exit_signal) +
+                                 " needs --exit-signal-handler; without it the signal ends the run "
+                                 "and saves nothing.");
+  }
+  if (std::signal(SIGINT, on_signal) == SIG_IGN && exit_signal != SIGINT) std::signal(SIGINT, SIG_IGN);
+}
+
+/// Replaces the message of later interrupts.
+void end_at_interrupt(const char* message) { last_words = message; }
+
+/// Makes the first Ctrl-C set stop_request(), and the second end the process.
+void finish_step_at_interrupt() { last_words = nullptr; }
+
+StopRequest stop_request() {
+  if (interrupt_asked) return StopRequest::kInterrupt;
+  return exit_asked ? StopRequest::kExit : StopRequest::kNone;
+}
 
 int64_t peak_memory_bytes(c10::Device device) {
   if (!device.is_cpu()) {
@@ -198,9 +253,8 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   TrainerCallbacks callbacks = trainer_callbacks(arguments, group, device, session.computed_in, start);
   callbacks.sink = sink;
   add_listeners(arguments, model, group, device, callbacks);
-  Trainer trainer(arguments, model, session.groups, device,
-                  data_options(arguments, model.vocab_size(), end_of_document_id(arguments), sink),
-                  std::move(callbacks));
+  const DataOptions data = data_options(arguments, model.vocab_size(), end_of_document_id(arguments), sink);
+  Trainer trainer(plan_training(arguments, data), model, session.groups, device, std::move(callbacks));
   if (session.from.source == WeightSource::kCheckpoint) trainer.load(session.from.step, session.from.weights_only);
   TrainingEnd end = TrainingEnd::kDone;
   if (arguments.ckpt_convert_format) {

@@ -7,6 +7,7 @@
 #include "framework/mistakes.h"
 #include "framework/process_group/gpu_device.h"
 #include "framework/process_group/launcher_variables.h"
+#include "framework/training/training_data.h"
 #include "launch/arguments/model_folder.h"
 #include "launch/mindspeed/preparation.h"
 #include "launch/roll/roll_keys.h"
@@ -87,24 +88,6 @@ void apply_worker(RollWorker& worker, Arguments& arguments, const RunParts& part
 }
 
 }  // namespace
-
-DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t eod_id, const DiagnosticSink& sink) {
-  DataOptions options;
-  options.data_path = arguments.data_path;
-  options.split = arguments.split.value_or(kDefaultSplit);
-  options.train_data_path = arguments.train_data_path;
-  options.valid_data_path = arguments.valid_data_path;
-  options.test_data_path = arguments.test_data_path;
-  options.mock_data = arguments.mock_data;
-  options.seq_length = *arguments.seq_length;
-  options.seed = arguments.seed;
-  options.shuffle_conversations = arguments.shuffle_conversations;
-  options.neat_packing = arguments.neat_packing;
-  options.vocab_size = vocab_size;
-  options.eod_id = eod_id;
-  options.sink = sink;
-  return options;
-}
 
 void apply_files(CommandLine& line, const RunParts& parts, int64_t world_size, const DiagnosticSink& sink) {
   Arguments& arguments = line.arguments;

@@ -6,7 +6,6 @@
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/arguments.h"
 #include "framework/arguments/key_log.h"
-#include "framework/data/build_datasets.h"
 #include "framework/diagnostics.h"
 #include "framework/modules/fsdp2_config.h"
 #include "launch/arguments/command_line.h"
@@ -42,9 +41,5 @@ void apply_files(CommandLine& line, const RunParts& parts, int64_t world_size, c
 /// `log`). config.json is not read yet.
 RunPlan validate_run(CommandLine line, const RunParts& parts, const RendezvousOptions& ranks,
                      const DiagnosticSink& sink, KeyLog* log = nullptr);
-
-/// Data options without the tokenizer's end of document, which would require reading its files.
-DataOptions data_options(const Arguments& arguments, int64_t vocab_size, int64_t eod_id,
-                         const DiagnosticSink& sink = {});
 
 }  // namespace megashard

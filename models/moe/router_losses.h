@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "framework/model_output.h"
+#include "framework/batch.h"
 #include "models/config/decoder_config.h"
 #include "models/layers/part.h"
 

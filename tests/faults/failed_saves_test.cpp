@@ -13,7 +13,7 @@
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/run_lock.h"
-#include "framework/training/appended_file.h"
+#include "framework/training/metrics_file.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/faults/failing_io.h"
 #include "tests/framework/training/small_training.h"

@@ -191,9 +191,7 @@ void fuzz_picture_set(std::string_view bytes) {
     const auto sample = set->sample(i);
     for (const auto token : sample.tokens) seen += token;
     for (const auto learnt : sample.loss_mask) seen += learnt;
-    for (const auto& pictures : {sample.image_grids, sample.pixel_values, sample.video_grids,
-                                 sample.pixel_values_videos, sample.second_per_grid})
-      seen += pictures.sum().isnan().item<bool>() ? 1 : 0;
+    for (const auto& items : sample.items) seen += items.sum().isnan().item<bool>() ? 1 : 0;
   }
   const ConversationDataset samples(set, {.split_name = "train", .last = set->size(), .seq_length = 64});
   static_cast<void>(seen + samples.size());

@@ -15,8 +15,7 @@
 #include <vector>
 
 #include "framework/data/build_datasets.h"
-#include "framework/data/data_loader.h"
-#include "framework/data/data_sampler.h"
+#include "framework/training/training_data.h"
 
 namespace {
 

@@ -34,7 +34,7 @@ FAULTS = [
     not_waited_for("the exchange of experts' rows", "models/moe/expert_exchange.cpp",
                    "ranks_->all_to_all_into(arrived, rows.contiguous(), {elements(received), elements(sent)})",
                    on_cpu("models", "Moe.RanksWithDifferentExperts*")),
-    not_waited_for("the average of replicated gradients", "framework/training/replicated_gradients.cpp",
+    not_waited_for("the average of replicated gradients", "framework/training/parallel_groups.cpp",
                    "group.all_reduce(buffer, ReduceOp::kAvg)",
                    on_cpu("framework", "Fsdp2Mixin.GradientsOfReplicated*")),
     not_waited_for("the sum of counts at a step's end", "framework/training/train_step.cpp",

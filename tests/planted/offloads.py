@@ -14,7 +14,7 @@ CONTEXT = "parallel/fsdp/detail/fsdp_context.cpp"
 GROUP = "parallel/fsdp/detail/fsdp_param_group.cpp"
 REDUCE = "parallel/fsdp/detail/fsdp_param_group.cpp"
 SAVER = "checkpoint/steps/async_saver.cpp"
-NUMBERS = "framework/training/step_stats.cpp"
+NUMBERS = "framework/training/step_reader.cpp"
 
 FAULTS = [
     without("an activation leaves before it is computed", STORAGE,

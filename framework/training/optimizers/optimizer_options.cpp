@@ -2,7 +2,7 @@
 
 namespace megashard {
 
-OptimizerOptions optimizer_options(const Arguments& arguments, const MegatronModule& model) {
+OptimizerOptions optimizer_options(const Arguments& arguments) {
   OptimizerOptions options;
   options.kind = arguments.optimizer;
   options.lr = arguments.lr.value_or(0);
@@ -24,6 +24,11 @@ OptimizerOptions optimizer_options(const Arguments& arguments, const MegatronMod
   muon.newton_schulz.scale_mode = arguments.muon_scale_mode;
   muon.newton_schulz.extra_scale_factor = arguments.muon_extra_scale_factor;
   muon.newton_schulz.tf32 = arguments.muon_fp32_matmul_prec != MatmulPrecision::kHighest;
+  return options;
+}
+
+OptimizerOptions for_model(OptimizerOptions options, const MegatronModule& model) {
+  MuonOptions& muon = options.muon;
   muon.is_embedding_or_output_parameter = [&model](const std::string& name) {
     return model.is_embedding_or_output_parameter(name);
   };

@@ -2,11 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/values/value.h"
+#include "framework/training/optimizers/optimizer_options.h"
 
 namespace megashard {
 
@@ -37,10 +39,10 @@ struct SteppedParameter {
 };
 
 struct StepContext {
-  std::optional<at::Tensor> skip{};    ///< 0-d fp32 on the device, 1 where nothing is to change; unset: 0
+  std::optional<at::Tensor> skip{};  ///< 0-d fp32 on the device, 1 where nothing is to change; unset: 0
   /// Clips and unscales, 0-d fp64: all gradients where a rule takes the factor, else those that are cast, in fp32.
   std::optional<at::Tensor> factor{};
-  int64_t cast_elements = 0;           ///< so many elements are cast at once
+  int64_t cast_elements = 0;  ///< so many elements are cast at once
 };
 
 /// How an optimizer changes parameters, and what it keeps of each: AdamW, SGD, Muon.
@@ -67,5 +69,41 @@ class UpdateRule {
 
 /// The gradient in the dtype of `main`, clipped; a copy where it has to be cast or scaled.
 at::Tensor main_gradient(const SteppedParameter& each, const StepContext& context);
+
+/// A rule by which each element of a parameter changes on its own, in one fused kernel for many parameters. Gradients
+/// of another dtype than what is stepped are cast bucket by bucket, so that few of the casts live at a time.
+class ElementwiseRule : public UpdateRule {
+ public:
+  void step(const std::vector<const SteppedParameter*>& parameters, const ParamGroup& group,
+            const StepContext& context) final;
+
+ protected:
+  /// What a fused kernel takes, parameter by parameter, or parts of parameters.
+  struct KernelLists {
+    std::vector<at::Tensor> parameters, gradients, steps;
+    std::vector<std::vector<at::Tensor>> states;  ///< for each name of state_names()
+  };
+  /// The lists are not empty.
+  virtual void run_kernel(const KernelLists& lists, const ParamGroup& group,
+                          const std::optional<at::Tensor>& skip) const = 0;
+
+ private:
+  class Buckets;
+};
+
+/// Of SGD and Muon, in PyTorch's words.
+inline constexpr const char* kMomentumBuffer = "momentum_buffer";
+
+/// Keys of describe() that torch's AdamW and SGD share, with their defaults.
+inline void set_common_keys(Dict& entry) {
+  entry.set("maximize", false);
+  entry.set("foreach", Value());
+  entry.set("differentiable", false);
+  entry.set("fused", Value());
+}
+
+std::unique_ptr<UpdateRule> make_adamw(const OptimizerOptions& options);
+std::unique_ptr<UpdateRule> make_sgd(const OptimizerOptions& options);
+std::unique_ptr<UpdateRule> make_muon(const OptimizerOptions& options);
 
 }  // namespace megashard

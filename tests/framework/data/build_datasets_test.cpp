@@ -9,7 +9,7 @@
 #include <map>
 
 #include "framework/data/blended_dataset.h"
-#include "framework/data/token_dataset.h"
+#include "framework/data/gpt_dataset.h"
 #include "tests/framework/data/token_files.h"
 
 namespace megashard {

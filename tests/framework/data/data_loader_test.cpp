@@ -1,4 +1,4 @@
-#include "framework/data/data_loader.h"
+#include "framework/training/training_data.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <future>
 #include <stdexcept>
 
-#include "framework/data/token_dataset.h"
+#include "framework/data/gpt_dataset.h"
 #include "tests/framework/data/token_files.h"
 
 namespace megashard {

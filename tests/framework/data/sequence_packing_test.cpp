@@ -1,4 +1,4 @@
-#include "framework/data/sequence_packing.h"
+#include "framework/data/conversation_dataset.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "framework/data/gpt_dataset.h"
 #include "framework/data/indexed_dataset.h"
-#include "framework/data/token_source.h"
 #include "tests/framework/data/indexed_dataset_writer.h"
 #include "tests/support/message_of.h"
 

@@ -12,7 +12,7 @@
 #include "framework/modules/freeze.h"
 #include "framework/modules/multi_modal_module.h"
 #include "framework/modules/weight_init_mixin.h"
-#include "framework/training/replicated_gradients.h"
+#include "framework/training/parallel_groups.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"

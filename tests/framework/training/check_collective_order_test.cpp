@@ -56,7 +56,7 @@ std::string end_of_training(std::optional<int64_t> check, int parts_at) {
     data.seq_length = *of_rank.seq_length;
     data.vocab_size = model.vocab_size();
     const auto print = [](const std::string&) {};
-    Trainer trainer(of_rank, model, world, world->device(), data,
+    Trainer trainer(plan_training(of_rank, data), model, world, world->device(),
                     {.print_on_first_rank = print,
                      .stop_request = [] { return StopRequest::kNone; },
                      .peak_memory_bytes = [] { return int64_t{1}; },

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "framework/training/register_callback.h"
+#include "framework/training/listener.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/framework/training/small_training.h"
 #include "tests/support/run_ranks.h"

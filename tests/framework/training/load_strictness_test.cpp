@@ -1,4 +1,4 @@
-#include "framework/training/load_strictness.h"
+#include "framework/training/loaded_weights.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

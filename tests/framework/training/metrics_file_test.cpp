@@ -15,10 +15,8 @@
 namespace megashard {
 namespace {
 
-const Arguments kArguments;
-
 StepReport report_of(int64_t step, double loss = 0) {
-  return {.arguments = kArguments, .iteration = step, .seconds = 1, .step = {.loss = loss}};
+  return {.iteration = step, .seconds = 1, .step = {.loss = loss}};
 }
 
 TEST(MetricsLine, HasItsKeysInOneOrder) {

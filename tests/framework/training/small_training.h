@@ -41,7 +41,7 @@ struct SmallTraining {
       const std::function<void(Trainer& trainer)>& use = [](Trainer& trainer) { trainer.train(); }) const {
     if (arguments.use_torch_fsdp2)
       fully_shard(model, {.mesh = std::make_shared<DeviceMesh>(world, std::vector<int>{world->size()})});
-    Trainer trainer(arguments, model, world, world->device(), data, std::move(callbacks));
+    Trainer trainer(plan_training(arguments, data), model, world, world->device(), std::move(callbacks));
     use(trainer);
   }
 

@@ -186,6 +186,23 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
+TEST(Objectives, WeightsAreTheGradientOfTheSum) {
+  int with_weights = 0;
+  for (const ObjectiveKind& kind : objectives()) {
+    const auto objective = make_objective(kind.name, {});
+    const Batch batch = batch_of(0, 0);
+    const at::Tensor weights = objective->weights(batch);
+    if (!weights.defined()) continue;
+    ++with_weights;
+    for (const uint64_t seed : {1, 2}) {
+      const at::Tensor losses = fixed({kRows, kLength}, seed).abs().requires_grad_();
+      (*objective)(losses, batch).sum.backward();
+      EXPECT_TRUE(losses.grad().equal(weights)) << kind.name;
+    }
+  }
+  EXPECT_GE(with_weights, 1);
+}
+
 INSTANTIATE_TEST_SUITE_P(TrainStep, TrainStepCases, ::testing::ValuesIn(all_cases()));
 
 }  // namespace

@@ -13,10 +13,8 @@ using testing::HasSubstr;
 
 constexpr const char* kTime = "2026-01-31 08:05:09";
 
-/// `arguments` outlive it.
-StepReport plain_report(const Arguments& arguments) {
-  return {.arguments = arguments,
-          .iteration = 10,
+StepReport plain_report() {
+  return {.iteration = 10,
           .train_iters = 100,
           .consumed_samples = 80,
           .global_batch_size = 8,
@@ -30,8 +28,7 @@ StepReport plain_report(const Arguments& arguments) {
 }
 
 TEST(TrainingLogLine, IsMegatrons) {
-  const Arguments arguments;
-  EXPECT_EQ(training_log_line(kTime, plain_report(arguments)),
+  EXPECT_EQ(training_log_line(kTime, plain_report(), {}),
             " [2026-01-31 08:05:09] iteration       10/     100 | consumed samples:           80 | "
             "elapsed time per "
             "iteration (ms): 1234.6 | learning rate: 9.900000E-05 | global batch size:     8 | lm "
@@ -41,17 +38,16 @@ TEST(TrainingLogLine, IsMegatrons) {
 }
 
 TEST(TrainingLogLine, ShowsEveryOptionalPieceInItsPlace) {
-  Arguments arguments;
-  arguments.log_throughput = arguments.log_tps = true;
-  arguments.log_tokens_per_second = arguments.log_memory = true;
-  auto report = plain_report(arguments);
+  LoggingArguments log;
+  log.log_throughput = log.log_tps = log.log_tokens_per_second = log.log_memory = true;
+  auto report = plain_report();
   report.flops = 45.67e12 * 1.23456;
   report.interval.tokens_per_sample = 2 * 2048;
   report.zeros_in_grad = 12;
   report.params_norm = 100;
   report.interval.loss_sum = 4.25;
   report.interval.losses = report.interval.nan_steps = 1;
-  EXPECT_EQ(training_log_line(kTime, report),
+  EXPECT_EQ(training_log_line(kTime, report, log),
             " [2026-01-31 08:05:09] iteration       10/     100 | consumed samples:           80 | "
             "elapsed time per iteration (ms): 1234.6 | throughput per GPU "
             "(TFLOP/s/GPU): 45.7 | learning rate: "
@@ -64,25 +60,23 @@ TEST(TrainingLogLine, ShowsEveryOptionalPieceInItsPlace) {
 }
 
 TEST(TrainingLogLine, ShowsALossThatIsNoNumber) {
-  const Arguments arguments;
-  auto report = plain_report(arguments);
+  auto report = plain_report();
   report.interval.losses = 0;
   report.interval.nan_steps = 2;
-  EXPECT_THAT(training_log_line(kTime, report), HasSubstr("| lm loss: NAN |"));
+  EXPECT_THAT(training_log_line(kTime, report, {}), HasSubstr("| lm loss: NAN |"));
   report.interval = {.loss_sum = 0, .losses = 1, .steps = 1};
-  EXPECT_THAT(training_log_line(kTime, report), testing::Not(HasSubstr("lm loss"))) << "as Megatron";
+  EXPECT_THAT(training_log_line(kTime, report, {}), testing::Not(HasSubstr("lm loss"))) << "as Megatron";
 }
 
 TEST(TrainingLogLine, ShowsTheLossScaleAndWhatItSkipped) {
-  const Arguments arguments;
-  auto report = plain_report(arguments);
+  auto report = plain_report();
   report.step.skipped = true;
   report.step.loss_scale = 65536;
   report.interval = {.loss_sum = 4, .losses = 1, .steps = 2, .samples = 16, .skipped_steps = 1, .seconds = 1};
-  EXPECT_THAT(training_log_line(kTime, report),
+  EXPECT_THAT(training_log_line(kTime, report, {}),
               HasSubstr("| lm loss: 4.000000E+00 | loss scale: 65536.0 | number of skipped iterations:   1 | number"));
   report.interval = {.steps = 2, .samples = 16, .skipped_steps = 2, .seconds = 1};
-  EXPECT_THAT(training_log_line(kTime, report), testing::Not(HasSubstr("lm loss"))) << "as Megatron";
+  EXPECT_THAT(training_log_line(kTime, report, {}), testing::Not(HasSubstr("lm loss"))) << "as Megatron";
 }
 
 TEST(TimerLogLines, AreMegatrons) {
@@ -115,8 +109,7 @@ TEST(InterruptionLine, SaysWhereAndWhatIsSaved) {
 
 // Scripts take the step time by position: field 5 at ':', up to '|'.
 TEST(TrainingLogLine, KeepsThePositionOfTheStepTime) {
-  const Arguments arguments;
-  const auto line = training_log_line(kTime, plain_report(arguments));
+  const auto line = training_log_line(kTime, plain_report(), {});
   size_t begin = 0;
   for (int field = 1; field < 5; ++field) begin = line.find(':', begin) + 1;
   EXPECT_EQ(line.substr(begin, line.find('|', begin) - begin), " 1234.6 ");

@@ -3,16 +3,14 @@
 #include <limits>
 #include <vector>
 
-#include "framework/arguments/arguments.h"
 #include "launch/output/short_text.h"
 #include "launch/output/status_line.h"
 
 namespace megashard {
 namespace {
 
-StepReport report_of(const Arguments& arguments) {
-  return {.arguments = arguments,
-          .iteration = 30,
+StepReport report_of() {
+  return {.iteration = 30,
           .train_iters = 40,
           .global_batch_size = 8,
           .seq_length = 1024,
@@ -25,28 +23,23 @@ StepReport report_of(const Arguments& arguments) {
 const Terminal kWide{.is_there = true, .has_colors = false, .columns = 200};
 
 TEST(StatusLine, TellsTheStepAndTheTimeToGo) {
-  const Arguments arguments;
-  EXPECT_EQ(status_text(report_of(arguments), 60, kWide),
+  EXPECT_EQ(status_text(report_of(), 60, kWide),
             "step 30/40  ETA 10 min  loss 4.089  16.38k tokens/s  MFU 50.0 %  512.0 MiB  data 100 us");
-  auto without_peak = report_of(arguments);
+  auto without_peak = report_of();
   without_peak.peak_tflops.reset();
   EXPECT_EQ(status_text(without_peak, 60, kWide),
             "step 30/40  ETA 10 min  loss 4.089  16.38k tokens/s  512.0 MiB  data 100 us");
 }
 
 TEST(StatusLine, LeavesOutWhatDoesNotFit) {
-  const Arguments arguments;
-  const auto text = [&](int columns) {
-    return status_text(report_of(arguments), 60, {.is_there = true, .columns = columns});
-  };
+  const auto text = [&](int columns) { return status_text(report_of(), 60, {.is_there = true, .columns = columns}); };
   EXPECT_EQ(text(35), "step 30/40  ETA 10 min  loss 4.089") << "the last column is free";
   EXPECT_EQ(text(34), "step 30/40  ETA 10 min");
   EXPECT_EQ(text(5), "");
 }
 
 TEST(StatusLine, AlarmsAreRed) {
-  const Arguments arguments;
-  auto report = report_of(arguments);
+  auto report = report_of();
   report.step.loss = std::numeric_limits<double>::quiet_NaN();
   report.step.measures[1] = 0.2;
   const auto text = status_text(report, 1, {.is_there = true, .has_colors = true, .columns = 200});

@@ -1,4 +1,4 @@
-#include "framework/training/register_callback.h"
+#include "framework/training/listener.h"
 
 #include <string_view>
 
