@@ -33,18 +33,9 @@ void warn_of_length(const DecoderConfig& config, const Arguments& arguments, con
                                       : "multiply the factor of its rope scaling in config.json by " + factor));
 }
 
-/// A config.json that is wrong now will be wrong again.
-DecoderConfig decoder_config_or_usage_error(const Arguments& arguments) {
-  try {
-    return decoder_config(arguments);
-  } catch (const c10::Error& error) {
-    throw UsageError(error.what_without_backtrace());
-  }
-}
-
-void tell_replaced_balance(const Arguments& arguments, const DiagnosticSink& sink) {
+void tell_replaced_balance(const Arguments& arguments, const HfConfig& config, const DiagnosticSink& sink) {
   if (!replaces_balance_of_config(arguments)) return;
-  const double replaced = decoder_config_from_hf(*arguments.hf_model).moe.aux_loss_coef;
+  const double replaced = decoder_config_from_hf(config).moe.aux_loss_coef;
   if (replaced == 0) return;
   sink(Severity::kNotice, "the experts are balanced by Megatron's loss, as the flags say (--moe-aux-loss-coeff " +
                               argument_text(arguments.moe_aux_loss_coeff) +
@@ -54,16 +45,22 @@ void tell_replaced_balance(const Arguments& arguments, const DiagnosticSink& sin
 
 }  // namespace
 
-void take_network_from_hf_model(Arguments& arguments, const DiagnosticSink& sink) {
-  if (!arguments.hf_model) return;
-  const DecoderConfig config = decoder_config_or_usage_error(arguments);
+std::optional<HfConfig> take_network_from_hf_model(Arguments& arguments, const DiagnosticSink& sink) {
+  if (!arguments.hf_model) return std::nullopt;
+  std::optional<HfConfig> file;
+  DecoderConfig config;
+  try {
+    config = network_of(arguments, file.emplace(HfConfig::of_model(*arguments.hf_model))).config;
+  } catch (const c10::Error& error) {  // a config.json that is wrong now will be wrong again
+    throw UsageError(error.what_without_backtrace());
+  }
   if (arguments.untie_embeddings_and_output_weights && config.tie_word_embeddings) {
     sink(Severity::kNotice, "--untie-embeddings-and-output-weights is not used: " + *arguments.hf_model +
                                 "/config.json says \"tie_word_embeddings\": true; write false there to train a head of "
                                 "its own");
   }
   warn_of_length(config, arguments, sink);
-  tell_replaced_balance(arguments, sink);
+  tell_replaced_balance(arguments, *file, sink);
   auto values = network_values(config);
   values.erase("vocab_size");  // NullTokenizer's: the text's, not the model's
   values["untie_embeddings_and_output_weights"] = !config.tie_word_embeddings;
@@ -72,6 +69,7 @@ void take_network_from_hf_model(Arguments& arguments, const DiagnosticSink& sink
     if (set_argument_value(name, value, arguments)) continue;
     set_argument_value(name, std::llround(std::get<double>(value)), arguments);  // rotary_base
   }
+  return file;
 }
 
 }  // namespace megashard

@@ -79,7 +79,8 @@ class StepToHf {
     auto stream = stream_of(reader);
     std::erase_if(stream.tensors,
                   [](const TensorInfo& info) { return !is_model_key(info.name) || is_extra_state(info.name); });
-    if (options.megatron_layout != nullptr) stream = as_hugging_face(std::move(stream), *options.megatron_layout);
+    if (options.megatron_layout != nullptr)
+      stream = as_hugging_face(std::move(stream), options.megatron_layout->weights);
     return as_published(std::move(stream), options.weights);
   }
 

@@ -167,7 +167,7 @@ RunPlan plan_run(CommandLine line, const RunParts& parts, const RendezvousOption
   }
   if (!applied) line.mistakes.throw_if_any();  // without it much would seem to be missing
   RunPlan plan = validate_run(std::move(line), parts, ranks, sink);
-  take_network_from_hf_model(plan.arguments, sink);
+  plan.hf_config = take_network_from_hf_model(plan.arguments, sink);
   return plan;
 }
 

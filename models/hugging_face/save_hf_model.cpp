@@ -20,7 +20,6 @@
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/save_contract.h"
-#include "models/config/hf_directory.h"
 #include "models/families/hf_config_of_network.h"
 #include "models/lora/lora.h"
 #include "models/lora/save_adapters.h"
@@ -66,17 +65,9 @@ std::optional<at::ScalarType> dtype_of_files(const std::string& hf_model) {
   return most == bytes.end() ? std::nullopt : std::optional(most->first);
 }
 
-OrderedJson config_of_run(const Arguments& arguments) {
-  DecoderConfig network;
-  OrderedJson config;
-  if (arguments.hf_model) {
-    config = need_model_config(*arguments.hf_model);
-    const auto path = *arguments.hf_model + "/config.json";
-    network = network_of(arguments, HfConfig(config, path)).config;
-  } else {
-    network = decoder_config(arguments);
-    config = config_of_network(network);
-  }
+OrderedJson config_of_run(const Arguments& arguments, const HfConfig* file) {
+  const auto network = file != nullptr ? network_of(arguments, *file).config : decoder_config(arguments);
+  auto config = file != nullptr ? file->json() : config_of_network(network);
   config["tie_word_embeddings"] = network.tie_word_embeddings;
   write_dtype(config, torch_dtype_name(hf_model_dtype(arguments)));
   return config;
@@ -92,8 +83,8 @@ void prefer_packed(WeightMap& map) {
 
 }  // namespace
 
-OrderedJson prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) {
-  auto config = config_of_run(arguments);
+OrderedJson prepare_hf_model(const Arguments& arguments, const HfConfig* file, const ProcessGroupPtr& group) {
+  auto config = config_of_run(arguments, file);
   const auto& folder = *arguments.save_hf;
   const auto real = [](const std::string& path) { return std::filesystem::weakly_canonical(path); };
   if (arguments.hf_model && real(folder) == real(*arguments.hf_model)) {

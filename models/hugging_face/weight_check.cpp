@@ -40,8 +40,7 @@ std::string unknown_model(const Json& config) {
   return found ? "" : name + " is no model that is known here";
 }
 
-std::shared_ptr<MultiModalModule> model_on_meta(const Json& config_json, const std::string& path) {
-  const HfConfig config(config_json, path, HfConfig::Purpose::kWeights);
+std::shared_ptr<MultiModalModule> model_on_meta(const HfConfig& config) {
   InitTape tape;
   return tape.construct([&] { return make_model(config, network_from_hf(config), {}); });
 }
@@ -84,18 +83,16 @@ bool are_megatrons(const std::vector<TensorInfo>& weights) {
 }  // namespace
 
 WeightCheck::WeightCheck(const std::string& directory) : directory_(directory) {
-  auto config = read_hf_config(directory);
+  const auto config = read_hf_config(directory);
   unknown_ = config ? unknown_model(*config) : "there is none in " + directory;
-  const auto path = directory + "/config.json";
-  if (unknown_.empty()) {
-    model_ = model_on_meta(*config, path);
+  if (!config || !is_of_known_family(*config)) return;
+  try {
+    model_ = model_on_meta({*config, directory + "/config.json", HfConfig::Purpose::kWeights});
     weights_ = model_->weight_map();
-  } else if (config && is_of_known_family(*config)) {
-    try {
-      weights_ = model_on_meta(*config, path)->weight_map();
-    } catch (const c10::Error&) {  // weights stay as they are
-    }
+  } catch (const c10::Error&) {
+    if (unknown_.empty()) throw;
   }
+  if (!unknown_.empty()) model_ = nullptr;  // its forms are known, and its names may be others
 }
 
 ModelNames WeightCheck::names() const {
