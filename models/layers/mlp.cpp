@@ -28,9 +28,9 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
   TORCH_INTERNAL_ASSERT(false, "activation without a body");
 }
 
-at::Tensor activated(const std::vector<at::Tensor>& wide, Activation activation) {
-  if (wide.size() == 2 && activation == Activation::kSilu) return swiglu(wide[0], wide[1]);
-  const auto active = activate(wide[0], activation);
+at::Tensor activated(const std::vector<at::Tensor>& wide, const MlpSpec& spec) {
+  if (spec.is_swiglu()) return swiglu(wide[0], wide[1]);
+  const auto active = activate(wide[0], spec.activation);
   return wide.size() == 1 ? active : active * wide[1];
 }
 
@@ -66,10 +66,7 @@ class MlpPart final : public PartSpec {
 PartSpecPtr mlp_part(MlpSpec spec) { return std::make_shared<MlpPart>(std::move(spec)); }
 
 Mlp::Mlp(const MlpSpec& spec, const BuildContext& context)
-    : class_name_(spec.class_name),
-      activation_(spec.activation),
-      tiles_(context.mlp_tiles),
-      ranks_(context.tensor_parallel) {
+    : spec_(spec), tiles_(context.mlp_tiles), ranks_(context.tensor_parallel) {
   const auto widening = [&](const char* name) {
     const Linear::Options options{.in = spec.hidden_size, .out = spec.intermediate_size, .bias = spec.bias};
     return register_module(name, std::make_shared<Hooked<ColumnParallelLinear>>(options, ranks_));
@@ -93,9 +90,8 @@ at::Tensor Mlp::forward(const at::Tensor& own) {
 
 at::Tensor Mlp::of_rows(const at::Tensor& hidden) {
   const auto wide = widening_.forward(hidden);
-  const bool is_swiglu = wide.size() == 2 && activation_ == Activation::kSilu;
-  if (is_swiglu && down_proj_->is_transparent()) return down_proj_->forward_of_swiglu(wide[0], wide[1]);
-  return down_proj_->forward(activated(wide, activation_));
+  if (spec_.is_swiglu() && down_proj_->is_transparent()) return down_proj_->forward_of_swiglu(wide[0], wide[1]);
+  return down_proj_->forward(activated(wide, spec_));
 }
 
 }  // namespace megashard

@@ -16,8 +16,6 @@
 namespace megashard {
 
 at::Tensor activate(const at::Tensor& x, Activation activation);
-/// Activation of the outputs [..., I] of gate_proj and up_proj, act(gate) * up, or of up_proj alone.
-at::Tensor activated(const std::vector<at::Tensor>& wide, Activation activation);
 
 /// down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate.
 struct MlpSpec {
@@ -28,7 +26,12 @@ struct MlpSpec {
   bool gated = true;
   bool bias = false;
   double output_init_scale = 1;  ///< factor of the initialisation's std for down_proj
+
+  bool is_swiglu() const { return gated && activation == Activation::kSilu; }
 };
+
+/// Activation of the outputs [..., I] of gate_proj and up_proj, act(gate) * up, or of up_proj alone.
+at::Tensor activated(const std::vector<at::Tensor>& wide, const MlpSpec& spec);
 
 /// Floating-point operations of forward and backward per token.
 double training_flops(const MlpSpec& spec);
@@ -42,13 +45,12 @@ class Mlp : public torch::nn::Module {
   explicit Mlp(const MlpSpec& spec, const BuildContext& context = {});
 
   at::Tensor forward(const at::Tensor& hidden);  // [..., C] -> [..., C]
-  std::string class_name() const { return class_name_; }
+  std::string class_name() const { return spec_.class_name; }
 
  private:
   at::Tensor of_rows(const at::Tensor& hidden);
 
-  std::string class_name_;
-  Activation activation_;
+  MlpSpec spec_;
   int64_t tiles_;
   TensorParallelRanksPtr ranks_;
   JointLinears widening_;  // gate_proj and up_proj, or up_proj

@@ -28,7 +28,9 @@ int expert_shard_size(int world, int shard, int ep_size, std::optional<int> want
 }
 
 bool ExpertParallelModule::is_stack_of_matrices(const std::string& name) const {
-  return name.find(".experts.") != name.npos;
+  const auto parameters = named_parameters();
+  const auto* found = parameters.find(name);
+  return found != nullptr && stacked_parameters().contains(found->unsafeGetTensorImpl());
 }
 
 std::vector<AuxTerm> ExpertParallelModule::router_terms(const LayerOutput& states, const SequenceShard& shard) const {
