@@ -7,7 +7,6 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files/work_progress.h"
-#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/values/gather_values.h"

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "parallel/guarded_tensor.h"
-#include "parallel/parameter_record.h"
 
 namespace megashard {
 namespace {

@@ -11,11 +11,11 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/hugging_face/hf_assets.h"
+#include "checkpoint/hugging_face/hf_files.h"
 #include "checkpoint/hugging_face/hf_weights.h"
-#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"
 

@@ -9,7 +9,7 @@
 
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_metadata.h"
-#include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/value.h"
 #include "parallel/sharded_tensor.h"

@@ -8,8 +8,8 @@
 #include <memory>
 #include <utility>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/folder_writer.h"
-#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"

@@ -9,7 +9,8 @@
 #include <variant>
 #include <vector>
 
-#include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
+#include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value.h"
@@ -80,5 +81,10 @@ DcpMetadata read_dcp_metadata(const std::string& folder);
 DcpMetadata parse_dcp_metadata(std::string_view pickle, const std::string& path);
 /// Writes DIR/.metadata atomically (.metadata.tmp, fsync, rename). Call it after all files that it names are written.
 WrittenFile write_dcp_metadata(const std::string& folder, const DcpMetadata& metadata);
+
+/// Adds an entry with the same chunks for each additional key. Throws if the stored key has no entry.
+void add_tied_keys(DcpMetadata& metadata, const TiedKeys& tied);
+/// Inverse: finds entries with the same chunks, all of them stored, as an earlier entry.
+TiedKeys find_tied_keys(const std::vector<DcpEntry>& entries);
 
 }  // namespace megashard

@@ -7,7 +7,6 @@
 
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_metadata.h"
-#include "checkpoint/dcp/tied_keys.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/readers/checkpoint_reader.h"
 

@@ -12,9 +12,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "checkpoint/files/crc32.h"
 #include "checkpoint/files/mapped_ranges.h"
-#include "checkpoint/files/unreadable_error.h"
 #include "parallel/collectives/noted_progress.h"
 
 namespace megashard {
@@ -22,12 +20,10 @@ namespace {
 
 constexpr int64_t kMaxPerCall = 1 << 30;  // Linux moves at most 2 GiB - 4 KiB a call
 
-std::string reason() { return std::strerror(errno); }
-
 int open_to_read(const std::string& path, int64_t& size) {
   // O_NONBLOCK: a named pipe would make open() wait for a writer.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) throw_read_failure("cannot read " + path + ": " + reason(), errno);
+  if (descriptor < 0) throw_read_failure("cannot read " + path + ": " + errno_text(), errno);
   struct stat status {};
   const int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;
   const bool regular = error == 0 && S_ISREG(status.st_mode);
@@ -46,13 +42,9 @@ bool find_status(const std::string& path, struct stat& status) {
   return false;
 }
 
-/// Up to four blocks are in flight: at most half of the file.
-int64_t block_bytes_of(int64_t file_bytes) {
-  const bool large = file_bytes >= 8 * BlockWriter::kLargeBlockBytes;
-  return large ? BlockWriter::kLargeBlockBytes : BlockWriter::kBlockBytes;
-}
-
 }  // namespace
+
+std::string errno_text() { return std::strerror(errno); }
 
 bool is_not_there(int error) { return error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG; }
 
@@ -79,7 +71,7 @@ void InputFile::read_at(void* into, int64_t bytes, int64_t offset) const {
     const auto got = ::pread(descriptor_, target, std::min(bytes, kMaxPerCall), offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      throw_read_failure("reading " + path_ + " at byte " + std::to_string(offset) + " failed: " + reason(), errno);
+      throw_read_failure("reading " + path_ + " at byte " + std::to_string(offset) + " failed: " + errno_text(), errno);
     }
     TORCH_CHECK(got > 0, path_, " ends at byte ", offset, ": it was cut while it was read");
     target += got;
@@ -89,94 +81,6 @@ void InputFile::read_at(void* into, int64_t bytes, int64_t offset) const {
   }
 }
 
-OutputFile::OutputFile(std::string path, int64_t expected_bytes)
-    : path_(std::move(path)),
-      block_bytes_(block_bytes_of(expected_bytes)),
-      block_(BlockWriter::make_block(block_bytes_)) {
-  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  TORCH_CHECK(descriptor_ >= 0, "cannot create ", path_, ": ", reason());
-  if (expected_bytes <= block_bytes_) return;
-  has_reserved_ = ::fallocate(descriptor_, 0, 0, expected_bytes) == 0;
-  const bool full = !has_reserved_ && (errno == ENOSPC || errno == EDQUOT);
-  const auto why = reason();
-  if (full) ::close(std::exchange(descriptor_, -1));
-  TORCH_CHECK(!full, "there is no room for the ", expected_bytes, " bytes of ", path_, ": ", why);
-}
-
-OutputFile::~OutputFile() {
-  writer_.reset();
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-uint32_t OutputFile::write(const void* data, int64_t bytes) {
-  const auto* from = static_cast<const char*>(data);
-  uint32_t crc = 0;
-  for (int64_t left = bytes; left > 0;) {
-    if (position_ - block_begin_ == block_bytes_) {
-      if (writer_ == nullptr) writer_ = std::make_unique<BlockWriter>(descriptor_, path_, block_bytes_);
-      writer_->submit(std::move(block_), block_bytes_, block_begin_);
-      block_ = writer_->take();
-      block_begin_ = position_;
-    }
-    const auto filled = position_ - block_begin_;
-    const auto part = std::min(left, block_bytes_ - filled);
-    crc = copy_with_crc32(block_.get() + filled, from, part, crc);
-    from += part;
-    position_ += part;
-    left -= part;
-  }
-  crc32_ = join_crc32(crc32_, crc, bytes);
-  return crc;
-}
-
-void OutputFile::write_small() {
-  const char* from = block_.get();
-  for (int64_t left = position_; left > 0;) {
-    const auto put = ::write(descriptor_, from, static_cast<size_t>(left));
-    if (put < 0 && errno == EINTR) continue;
-    TORCH_CHECK(put > 0, "writing ", path_, " failed: ", reason());
-    from += put;
-    left -= put;
-  }
-}
-
-void OutputFile::write_rest() {
-  const auto rest = position_ - block_begin_;
-  const auto unused = std::min(block_bytes_ - rest, BlockWriter::kSectorBytes);
-  std::memset(block_.get() + rest, 0, static_cast<size_t>(unused));
-  writer_->submit(std::move(block_), rest, block_begin_);
-  writer_->drain();
-}
-
-WrittenFile OutputFile::sync_and_close() {
-  writer_ == nullptr ? write_small() : write_rest();
-  if (writer_ != nullptr || has_reserved_) {  // padded to sectors, or reserved more than needed
-    TORCH_CHECK(::ftruncate(descriptor_, position_) == 0, "giving ", path_, " its length of ", position_,
-                " bytes failed: ", reason());
-  }
-  writer_.reset();
-  const bool synced = ::fsync(descriptor_) == 0;
-  const auto why = synced ? std::string() : reason();
-  const bool closed = ::close(std::exchange(descriptor_, -1)) == 0;
-  TORCH_CHECK(synced, "fsync of ", path_, " failed: ", why);
-  TORCH_CHECK(closed, "closing ", path_, " failed: ", reason());
-  return {std::filesystem::path(path_).filename().string(), position_, crc32_};
-}
-
-AtomicFile::AtomicFile(std::string path) : OutputFile(path + ".tmp"), final_path_(std::move(path)) {}
-
-AtomicFile::~AtomicFile() {
-  if (!is_published_) ::unlink(path().c_str());
-}
-
-WrittenFile AtomicFile::publish() {
-  auto written = sync_and_close();
-  rename_durably(path(), final_path_);
-  is_published_ = true;
-  written.name = std::filesystem::path(final_path_).filename().string();
-  return written;
-}
-
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   const int descriptor = open_to_read(path_, size_);
   void* mapped = nullptr;
@@ -184,7 +88,7 @@ MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
     mapped =
         ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
   }
-  const auto why = reason();
+  const auto why = errno_text();
   ::close(descriptor);
   TORCH_CHECK(mapped != MAP_FAILED, "cannot map ", path_, " into memory: ", why);
   data_ = static_cast<char*>(mapped);
@@ -239,7 +143,7 @@ void make_directories(const std::string& path) {
   for (size_t end = path.find('/', 1); !path.empty(); end = path.find('/', end + 1)) {
     const auto part = path.substr(0, end);
     const bool made = ::mkdir(part.c_str(), 0777) == 0;
-    const auto why = reason();
+    const auto why = errno_text();
     TORCH_CHECK(made || is_directory(part), "cannot create the folder ", part, ": ", why);
     if (made) sync_directory(parent_of(part));
     if (end == std::string::npos) break;
@@ -248,15 +152,15 @@ void make_directories(const std::string& path) {
 
 void sync_directory(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  TORCH_CHECK(descriptor >= 0, "cannot open the folder ", path, ": ", reason());
+  TORCH_CHECK(descriptor >= 0, "cannot open the folder ", path, ": ", errno_text());
   const bool synced = ::fsync(descriptor) == 0 || errno == EINVAL;  // EINVAL: not needed on this file system
-  const auto why = reason();
+  const auto why = errno_text();
   ::close(descriptor);
   TORCH_CHECK(synced, "fsync of the folder ", path, " failed: ", why);
 }
 
 void rename_durably(const std::string& from, const std::string& to) {
-  TORCH_CHECK(::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from, " to ", to, ": ", reason());
+  TORCH_CHECK(::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from, " to ", to, ": ", errno_text());
   sync_directory(parent_of(to));
 }
 
@@ -265,12 +169,6 @@ void remove_directory(const std::string& path) {
   std::filesystem::remove_all(path, error);
   TORCH_CHECK(!error, "cannot remove ", path, ": ", error.message());
   note_progress();
-}
-
-WrittenFile write_file_atomically(const std::string& path, std::string_view content) {
-  AtomicFile file(path);
-  file.write(content);
-  return file.publish();
 }
 
 std::string read_small_file(const std::string& path, int64_t max_bytes) {

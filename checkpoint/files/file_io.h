@@ -1,15 +1,28 @@
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/files/block_writer.h"
-
 namespace megashard {
+
+/// A file that exists but cannot be read now, and maybe can later: no permission, a failing disk, a server that does
+/// not answer, no memory or descriptors. A missing, truncated or changed file is a plain c10::Error.
+class UnreadableError : public c10::Error {
+ public:
+  using c10::Error::Error;
+};
+
+/// Description of errno.
+std::string errno_text();
+/// Throws UnreadableError, or c10::Error if `error` says that the file does not exist. `message` has path and reason.
+[[noreturn]] void throw_read_failure(const std::string& message, int error);
+/// True if this errno means that the file does not exist.
+bool is_not_there(int error);
 
 /// A file open for reading at offsets. Thread-safe. All functions of file_io throw c10::Error with path and reason.
 class InputFile {
@@ -29,61 +42,6 @@ class InputFile {
   std::string path_;
   int descriptor_ = -1;
   int64_t size_ = 0;
-};
-
-/// Size and checksum of a written file.
-struct WrittenFile {
-  std::string name;  ///< name inside its folder
-  int64_t bytes = 0;
-  uint32_t crc32 = 0;  ///< of the whole file
-};
-
-/// Writes a new file sequentially; replaces an existing one. Data is collected in blocks and checksummed. From the
-/// second block on, threads write (block_writer.h).
-class OutputFile {
- public:
-  /// Permissions follow the umask. `expected_bytes` reserves disk space, so that a full disk is detected before
-  /// anything is written. The file may become larger or smaller.
-  explicit OutputFile(std::string path, int64_t expected_bytes = 0);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-
-  const std::string& path() const { return path_; }
-  int64_t position() const { return position_; }  ///< bytes written so far
-  uint32_t crc32() const { return crc32_; }       ///< checksum of these bytes
-  /// Returns the CRC-32 of `data` alone.
-  uint32_t write(const void* data, int64_t bytes);
-  uint32_t write(std::string_view text) { return write(text.data(), static_cast<int64_t>(text.size())); }
-  /// Syncs the data to disk (fsync) and closes the file. Without it the content is undefined after a crash.
-  WrittenFile sync_and_close();
-
- private:
-  void write_small();
-  void write_rest();
-
-  std::string path_;
-  int descriptor_ = -1;
-  int64_t position_ = 0;
-  const int64_t block_bytes_;
-  int64_t block_begin_ = 0;  // start of the block being filled, in the file
-  uint32_t crc32_ = 0;
-  bool has_reserved_ = false;
-  BlockWriter::Block block_;
-  std::unique_ptr<BlockWriter> writer_;  // null until the second block
-};
-
-/// A file that is written as PATH.tmp and removed unless it is published.
-class AtomicFile : public OutputFile {
- public:
-  explicit AtomicFile(std::string path);
-  ~AtomicFile();
-  /// Syncs and renames the file, durably. Readers see the old content or the complete new content.
-  WrittenFile publish();
-
- private:
-  std::string final_path_;
-  bool is_published_ = false;
 };
 
 /// A whole file mapped privately into memory; pages are loaded on access. Writes change only this process's copy.
@@ -124,8 +82,6 @@ void rename_durably(const std::string& from, const std::string& to);
 void sync_directory(const std::string& path);
 /// Removes a folder with its contents, or a file. Does nothing if the path does not exist.
 void remove_directory(const std::string& path);
-/// Writes a small file as an AtomicFile does.
-WrittenFile write_file_atomically(const std::string& path, std::string_view content);
 /// Content of a small file. Throws if it is larger than `max_bytes`.
 std::string read_small_file(const std::string& path, int64_t max_bytes);
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "checkpoint/hugging_face/hf_assets.h"
+#include "checkpoint/hugging_face/hf_files.h"
 
 namespace megashard {
 namespace {

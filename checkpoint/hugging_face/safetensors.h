@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
 #include "checkpoint/values/tensor_info.h"
 
 namespace megashard {

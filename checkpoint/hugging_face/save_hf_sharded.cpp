@@ -15,7 +15,7 @@
 #include <optional>
 #include <utility>
 
-#include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/dcp/dcp_writer.h"
 #include "checkpoint/files/work_progress.h"
 #include "checkpoint/hugging_face/safetensors.h"
 #include "checkpoint/values/gather_values.h"

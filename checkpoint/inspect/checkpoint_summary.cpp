@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/hugging_face/hf_assets.h"
+#include "checkpoint/hugging_face/hf_files.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/state_dict_keys.h"

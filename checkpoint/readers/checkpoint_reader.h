@@ -8,12 +8,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/files/read_queue.h"
+#include "checkpoint/files/run_in_threads.h"
 #include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value.h"
-#include "checkpoint/values/verify_archive.h"
 #include "parallel/sharded_tensor.h"
 
 namespace megashard {
@@ -32,7 +31,7 @@ struct ValueKey {
   std::vector<Value> path{};  ///< strings and list indices: position in the nested values
 };
 
-/// A checkpoint of any format, opened for reading by one process without communication (open_checkpoint.h). Opening
+/// A checkpoint of any format, opened for reading by one process without communication (open_checkpoint). Opening
 /// reads names and sizes, but no tensors. Implementations: DcpReader (torch_dcp, and torch_dist with torch_dcp's keys),
 /// TorchFile, and the one of open_hf_weights. All throw for unknown keys.
 class CheckpointReader {

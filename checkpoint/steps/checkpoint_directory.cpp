@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/files/unreadable_error.h"
+#include "checkpoint/files/output_file.h"
 
 namespace megashard {
 namespace {

@@ -9,8 +9,8 @@
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/files/unreadable_error.h"
-#include "checkpoint/steps/run_history.h"
+#include "checkpoint/files/output_file.h"
+#include "checkpoint/steps/manifest.h"
 #include "checkpoint/values/gather_values.h"
 #include "parallel/collectives/agreement.h"
 

@@ -7,15 +7,41 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
 
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/files/crc32.h"
+#include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
-#include "checkpoint/files/unreadable_error.h"
 #include "checkpoint/files/work_progress.h"
 
 namespace megashard {
+
+RunHistory new_run() {
+  std::random_device bits;
+  char id[17];
+  std::snprintf(id, sizeof id, "%08x%08x", bits(), bits());
+  return {id, {}};
+}
+
+RunHistory gone_on_from(RunHistory run, int64_t iteration) {
+  auto next = new_run();
+  next.before = std::move(run.before);
+  next.before.push_back({std::move(run.id), iteration});
+  return next;
+}
+
+Kinship kinship(const RunHistory& run, const std::string& id, int64_t iteration) {
+  if (id == run.id) return Kinship::kOwn;
+  const auto is_its = [&](const RunHistory::Part& part) { return part.id == id; };
+  const auto is_own = [&](const RunHistory::Part& part) { return part.id == id && iteration <= part.last; };
+  const auto& parts = run.before;
+  if (std::any_of(parts.begin(), parts.end(), is_own)) return Kinship::kOwn;
+  return std::any_of(parts.begin(), parts.end(), is_its) ? Kinship::kLeft : Kinship::kOther;
+}
+
 namespace {
 
 using nlohmann::json;

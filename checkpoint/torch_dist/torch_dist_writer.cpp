@@ -7,7 +7,7 @@
 
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/dcp_writer.h"
-#include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"
 #include "checkpoint/values/state_dict_keys.h"
 #include "checkpoint/values/tensor_info.h"

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/dcp/dcp_plan.h"
-#include "checkpoint/files/file_io.h"
+#include "checkpoint/dcp/dcp_writer.h"
+#include "checkpoint/files/output_file.h"
 #include "checkpoint/values/value.h"
 #include "checkpoint/values/value_paths.h"
 #include "parallel/collectives/process_group.h"

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 
+#include "checkpoint/files/crc32.h"
+#include "checkpoint/files/file_io.h"
 #include "checkpoint/values/pickle_reader.h"
 #include "checkpoint/values/value_tensors.h"
-#include "checkpoint/values/zip_layout.h"
 
 namespace megashard {
 namespace {
@@ -175,6 +176,29 @@ Value read_root(const TorchArchive& archive) {
 Value read_stored_value(const InputFile& file, FileRange range) {
   const TorchArchive archive(file, range);
   return with_storages(archive, read_root(archive));
+}
+
+CheckedBytes verify_archive(const TorchArchive& archive, const std::string& item, const FaultSink& fault) {
+  CheckedBytes checked;
+  for (const auto& [name, entry] : archive.entries()) {
+    try {
+      const auto range = archive.locate(name);
+      const auto sum = crc32_of(archive.file(), range.offset, range.length);
+      checked.bytes += range.length;
+      // 0: written with torch.serialization.set_crc32_options(False)
+      if (entry.crc32 == 0 && sum != 0) {
+        checked.without_checksum += range.length;
+      } else if (entry.crc32 != sum) {
+        fault(archive.where() + ": entry " + name + " of " + item + " is damaged (its CRC-32 is " +
+              std::to_string(sum) + ", not " + std::to_string(entry.crc32) + ")");
+      }
+    } catch (const UnreadableError&) {
+      throw;
+    } catch (const c10::Error& error) {
+      fault(std::string(error.what_without_backtrace()) + " (" + item + ")");
+    }
+  }
+  return checked;
 }
 
 }  // namespace megashard

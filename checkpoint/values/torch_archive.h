@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
 #include "checkpoint/values/value.h"
 
 namespace megashard {
@@ -92,5 +93,27 @@ FileRange write_stored_value(OutputFile& file, const Value& value);
 /// number in order; it returns the bytes as a contiguous CPU tensor of any dtype.
 FileRange write_stored_tree(OutputFile& file, const Value& root, size_t storages,
                             const std::function<at::Tensor(size_t number)>& storage);
+
+// Constants of the ZIP format, shared by reader and writer.
+inline constexpr int64_t kLocalHeaderBytes = 30;  // without the name
+inline constexpr int64_t kMax32 = 0xffffffff;     // marks a 32-bit field whose value is in the Zip64 record
+
+/// Receives one fault: the file, the item and the reason.
+using FaultSink = std::function<void(const std::string& fault)>;
+
+/// Number of bytes checked.
+struct CheckedBytes {
+  int64_t bytes = 0;
+  int64_t without_checksum = 0;  ///< bytes read that have no checksum
+
+  CheckedBytes& operator+=(const CheckedBytes& part) {
+    bytes += part.bytes;
+    without_checksum += part.without_checksum;
+    return *this;
+  }
+};
+
+/// Checks the archive's entries against their CRC-32. `item` names it in faults.
+CheckedBytes verify_archive(const TorchArchive& archive, const std::string& item, const FaultSink& fault);
 
 }  // namespace megashard

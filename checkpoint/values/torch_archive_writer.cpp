@@ -8,7 +8,6 @@
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_tensors.h"
-#include "checkpoint/values/zip_layout.h"
 
 namespace megashard {
 namespace {

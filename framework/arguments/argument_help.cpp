@@ -6,7 +6,6 @@
 
 #include "framework/arguments/argument_help.h"
 #include "framework/arguments/argument_table.h"
-#include "framework/arguments/wrapped_text.h"
 
 namespace megashard {
 

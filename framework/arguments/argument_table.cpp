@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "framework/arguments/argument_value.h"
 #include "framework/arguments/compatibility_flags.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/arguments/option_group.h"
-#include "framework/arguments/typed_text.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
 

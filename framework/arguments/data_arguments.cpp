@@ -5,9 +5,9 @@
 #include <string>
 
 #include "framework/arguments/argument_validation.h"
-#include "framework/arguments/configuration_file.h"
+#include "framework/arguments/argument_value.h"
 #include "framework/arguments/option_group.h"
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/yaml_value.h"
 #include "framework/mistakes.h"
 
 namespace megashard::detail {

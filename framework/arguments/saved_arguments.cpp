@@ -8,13 +8,10 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/files/unreadable_error.h"
-#include "checkpoint/open_checkpoint.h"
-#include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/manifest.h"
+#include "checkpoint/steps/retention.h"
 #include "checkpoint/values/torch_archive.h"
-#include "checkpoint/values/verify_archive.h"
 
 namespace megashard {
 namespace {

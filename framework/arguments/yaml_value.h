@@ -1,12 +1,11 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <yaml-cpp/yaml.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <c10/core/ScalarType.h>
 
 namespace megashard {
 
@@ -43,5 +42,9 @@ struct YamlValue {
   [[noreturn]] void expected(const std::string& what) const;
   [[noreturn]] void expected_one_of(const std::vector<std::string>& names) const;  ///< suggests the nearest
 };
+
+/// Reads the configuration file of a flag; `name` precedes its path in messages: "--config". Throws UsageError with the
+/// problem of the path: missing, a folder, not a regular file, unreadable, or empty.
+std::string read_configuration(const std::string& path, const std::string& name);
 
 }  // namespace megashard

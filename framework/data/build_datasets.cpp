@@ -8,7 +8,7 @@
 #include <functional>
 #include <utility>
 
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
 #include "framework/data/blended_dataset.h"
 #include "framework/data/conversation_dataset.h"
 #include "framework/data/gpt_dataset.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "framework/modules/deferred_replay.h"
-#include "framework/recompute/generator_state.h"
+#include "framework/recompute/call_state.h"
 
 namespace megashard {
 namespace detail {

@@ -1,10 +1,22 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
 
 #include "framework/modules/deferred_tape.h"
+
+namespace megashard {
+
+/// As tensor.normal_(mean, std, generator), with all of LibTorch's threads: same numbers and final generator state.
+/// Returns false and does nothing if it is not faster (one thread, few numbers) or not possible (not contiguous fp32 on
+/// a CPU).
+bool normal_in_parts_(const at::Tensor& tensor, double mean, double std, at::Generator& generator);
+
+}  // namespace megashard
 
 namespace megashard::detail {
 

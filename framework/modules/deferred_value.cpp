@@ -1,8 +1,11 @@
 #include "framework/modules/deferred_value.h"
 
 #include <ATen/EmptyTensor.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "framework/modules/deferred_operators.h"
+#include <algorithm>
+#include <string_view>
 
 namespace megashard::detail {
 namespace {
@@ -57,6 +60,69 @@ void for_each_meta(const TapeValue& value, const std::function<void(const TapeTe
       if (item.is_meta()) visit(item);
     }
   }
+}
+
+namespace {
+
+bool name_is_one_of(const c10::OperatorHandle& op, std::initializer_list<std::string_view> names) {
+  const std::string_view name = op.schema().name();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// A meta tensor of the same geometry, for meta kernels that receive real and meta tensors.
+at::Tensor meta_twin(const at::Tensor& real) {
+  if (!real.defined() || real.is_meta() || real.unsafeGetTensorImpl()->is_wrapped_number()) return real;
+  return at::Tensor(at::detail::empty_strided_meta(real.sizes(), real.strides(), real.scalar_type()));
+}
+
+}  // namespace
+
+bool fills_self(const c10::OperatorHandle& op) {
+  return name_is_one_of(
+      op, {"aten::zero_", "aten::fill_", "aten::copy_", "aten::uniform_", "aten::normal_", "aten::random_",
+           "aten::exponential_", "aten::log_normal_", "aten::cauchy_", "aten::geometric_"});
+}
+
+bool only_allocates(const c10::OperatorHandle& op) {
+  return name_is_one_of(op, {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty",
+                             "aten::new_empty_strided", "aten::empty_permuted"});
+}
+
+bool is_literal(const c10::OperatorHandle& op) {
+  return name_is_one_of(op, {"aten::empty", "aten::scalar_tensor"}) && !c10::InferenceMode::is_enabled() &&
+         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
+         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
+}
+
+bool changes_autograd_only(const c10::OperatorHandle& op) {
+  return name_is_one_of(op, {"aten::requires_grad_", "aten::detach_", "aten::retain_grad"});
+}
+
+void visit_ivalue_tensors(const c10::IValue& value, const std::function<void(const at::Tensor&)>& visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) {
+      if (item.isTensor() && item.toTensor().defined()) visit(item.toTensor());
+    }
+  }
+}
+
+bool is_tensor_list(const c10::IValue& value) { return value.isTensorList() || value.isOptionalTensorList(); }
+
+c10::IValue meta_twin(const c10::IValue& value) {
+  if (value.isTensor()) return meta_twin(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> twins;
+    for (const auto& item : value.toTensorVector()) twins.push_back(meta_twin(item));
+    return twins;
+  }
+  if (!value.isOptionalTensorList()) return value;
+  c10::List<std::optional<at::Tensor>> twins;
+  for (const c10::IValue& item : value.toListRef()) {
+    twins.push_back(item.isTensor() ? std::make_optional(meta_twin(item.toTensor())) : std::nullopt);
+  }
+  return twins;
 }
 
 }  // namespace megashard::detail

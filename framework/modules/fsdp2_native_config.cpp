@@ -5,7 +5,7 @@
 #include <set>
 
 #include "framework/mistakes.h"
-#include "framework/modules/fsdp2_config_entries.h"
+#include "framework/modules/fsdp2_config.h"
 
 namespace megashard::detail {
 namespace {

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <torch/version.h>
+
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -9,6 +13,7 @@
 
 #include "checkpoint/convert/tensor_stream.h"
 #include "framework/arguments/argument_view.h"
+#include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/multi_modal_module.h"
 
 namespace megashard {
@@ -25,7 +30,7 @@ class ModelRegistry {
   /// The same for a model that config.json describes; `config`: null without --hf-model.
   using ConfigFactory = std::function<std::shared_ptr<MultiModalModule>(const Arguments&, const HfConfig* config)>;
 
-  /// The same for a model that is compiled on its own (model_plugin.h).
+  /// The same for a model that is compiled on its own (ModelPlugin).
   using PluginFactory = std::function<std::shared_ptr<MultiModalModule>(const ArgumentView&)>;
 
   /// Throw if the name is taken.
@@ -52,5 +57,32 @@ class ModelRegistry {
   std::map<std::string, ConfigFactory> factories_;
   std::map<std::string, LayoutFactory> layouts_;
 };
+
+/// Exported by a library for --model-plugin through a C function named kModelPluginSymbol:
+///
+///   extern "C" const megashard::ModelPlugin* megashard_model_plugin() {
+///     static const megashard::ModelPlugin plugin{.add_models = [](megashard::ModelRegistry&
+///     models) {
+///       models.add("mine", [](const megashard::ArgumentView& arguments) {
+///         return std::make_shared<MyModel>(arguments); });
+///     }};
+///     return &plugin;
+///   }
+///
+/// All fields except add_models keep the values from the plugin's compilation, so that the program detects a plugin
+/// built against another megashard or LibTorch. Arguments are read by name, so their structs may differ.
+struct ModelPlugin {
+  /// Changes with this struct. Read before other fields.
+  uint32_t version = 2;
+  const char* libtorch = TORCH_VERSION;
+  /// Sizes of structs that plugin and program share.
+  size_t batch_bytes = sizeof(Batch);
+  size_t model_bytes = sizeof(MultiModalModule);
+  size_t mixin_bytes = sizeof(FSDP2Mixin);
+  /// Called once before the model is created.
+  void (*add_models)(ModelRegistry& models) = nullptr;
+};
+
+inline constexpr const char* kModelPluginSymbol = "megashard_model_plugin";
 
 }  // namespace megashard

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
 
 namespace megashard::detail {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "framework/modules/fsdp2_config.h"
 #include "framework/modules/module_patterns.h"
+#include "parallel/fsdp/unit_plan.h"
 
 namespace megashard {
 
@@ -30,5 +31,13 @@ bool is_output_projection(const std::string& path);
 /// embeddings, and on request the output projection. Reported to `sink`.
 std::vector<NamedModule> modules_of_policy(const torch::nn::Module& model, const WrapPolicy& policy,
                                            const std::vector<NamedModule>& layers, const DiagnosticSink& sink);
+
+/// Reads the file of --fsdp2-plan: `units`, a list of module paths or lists of paths, num_to_forward_prefetch and
+/// num_to_backward_prefetch. Throws UsageError with file, line, key and value.
+UnitPlan load_unit_plan(const std::string& path);
+UnitPlan parse_unit_plan(const std::string& text, const std::string& source);
+
+/// Formats a plan for load_unit_plan.
+std::string unit_plan_text(const UnitPlan& plan);
 
 }  // namespace megashard

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "framework/diagnostics.h"
+#include "framework/process_group/gpu_device.h"
 
 namespace megashard {
 namespace {
@@ -249,6 +250,12 @@ LaunchEnvironment read_environment(const GetVariable& get, std::optional<int> lo
 
 LaunchEnvironment read_environment(std::optional<int> local_rank, const std::string& init_method) {
   return read_environment(own_variable, local_rank, init_method);
+}
+
+ProcessGroupPtr init_process_group(const std::string& init_method) {
+  RendezvousOptions options = read_environment(std::nullopt, init_method).rendezvous;
+  options.backend = gpu_present() ? "cpu:gloo,cuda:nccl" : "gloo";
+  return init_process_group(options);
 }
 
 }  // namespace megashard

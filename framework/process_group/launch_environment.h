@@ -27,4 +27,10 @@ LaunchEnvironment read_environment(std::optional<int> local_rank, const std::str
 /// First host of a Slurm node list: "gpu[003-007,9],login" -> "gpu003". Throws UsageError.
 std::string first_slurm_host(const std::string& node_list);
 
+/// Creates the group of all ranks from the launcher's variables (torchrun, megashard launch, Open MPI, MPICH, Slurm;
+/// one process without any), as torch.distributed.init_process_group. init_method: "env://", "tcp://HOST:PORT" or
+/// "file:///PATH". Uses NCCL and Gloo if this process can use a GPU, else Gloo. Collective. Throws UsageError for
+/// missing or contradicting variables.
+ProcessGroupPtr init_process_group(const std::string& init_method = "env://");
+
 }  // namespace megashard

@@ -10,6 +10,11 @@
 
 namespace megashard {
 
+/// The generator's state as a byte tensor, read under its lock.
+at::Tensor generator_state(const at::Generator& generator);
+void set_generator_state(at::Generator& generator, const at::Tensor& state);
+bool same_generator_state(const at::Tensor& a, const at::Tensor& b);
+
 /// State that a forward depends on besides arguments and parameters: generators and thread state (autocast and its
 /// dtypes). Captured before the first run and restored during a Replayed.
 class CallState {

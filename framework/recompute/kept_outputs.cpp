@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "framework/arguments/nearest_name.h"
-#include "framework/recompute/generator_state.h"
+#include "framework/recompute/call_state.h"
 
 namespace megashard::detail {
 namespace {

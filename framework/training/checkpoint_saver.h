@@ -7,7 +7,7 @@
 #include <string>
 
 #include "checkpoint/steps/async_saver.h"
-#include "checkpoint/steps/best_step.h"
+#include "checkpoint/steps/retention.h"
 #include "checkpoint/steps/run_lock.h"
 #include "framework/training/listener.h"
 #include "framework/training/training_checkpoint.h"

@@ -8,7 +8,7 @@
 #include "framework/training/progress_clock.h"
 #include "framework/training/trainer.h"
 #include "framework/training/training_log.h"
-#include "parallel/collectives/wait_place.h"
+#include "parallel/collectives/wait_error.h"
 
 namespace megashard {
 

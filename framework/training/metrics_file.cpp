@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
 #include "framework/diagnostics.h"
 #include "framework/training/run_events.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "checkpoint/values/value_tensors.h"
-#include "framework/recompute/generator_state.h"
+#include "framework/recompute/call_state.h"
 
 namespace megashard {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "framework/training/training_log.h"
-#include "parallel/collectives/error_text.h"
+#include "parallel/collectives/wait_error.h"
 
 namespace megashard {
 namespace {

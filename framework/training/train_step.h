@@ -8,7 +8,6 @@
 
 #include "framework/batch.h"
 #include "framework/modules/multi_modal_module.h"
-#include "framework/modules/step_end.h"
 #include "framework/objectives/objective.h"
 #include "framework/training/optimizer.h"
 #include "framework/training/step_stats.h"

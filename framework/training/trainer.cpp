@@ -9,7 +9,7 @@
 #include "framework/training/output_paths.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/agreement.h"
-#include "parallel/collectives/wait_place.h"
+#include "parallel/collectives/wait_error.h"
 #include "parallel/fsdp/grad_norm.h"
 
 namespace megashard {

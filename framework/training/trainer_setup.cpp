@@ -12,7 +12,7 @@
 #include "framework/training/trainer.h"
 #include "framework/training/training_log.h"
 #include "parallel/collectives/agreement.h"
-#include "parallel/collectives/wait_place.h"
+#include "parallel/collectives/wait_error.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {

@@ -12,11 +12,11 @@
 #include "checkpoint/values/state_dict_keys.h"
 #include "framework/arguments/microbatches.h"
 #include "framework/arguments/saved_arguments.h"
+#include "framework/modules/megatron_module.h"
 #include "framework/training/load_strictness.h"
 #include "framework/training/loaded_weights.h"
 #include "framework/training/loss_scale.h"
 #include "framework/training/random_states.h"
-#include "framework/training/save_contract.h"
 #include "parallel/collectives/agreement.h"
 #include "parallel/fsdp/fully_shard.h"
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/dcp/dcp_writer.h"
 #include "checkpoint/steps/async_saver.h"
 #include "checkpoint/steps/checkpoint_directory.h"
-#include "checkpoint/steps/run_history.h"
+#include "checkpoint/steps/manifest.h"
 #include "framework/arguments/arguments.h"
 #include "framework/modules/megatron_module.h"
 #include "framework/training/optimizer.h"

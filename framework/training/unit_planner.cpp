@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "framework/modules/unit_plan_file.h"
+#include "framework/modules/wrap_policy.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {

@@ -6,9 +6,8 @@
 #include <sstream>
 
 #include "framework/arguments/argument_table.h"
-#include "framework/arguments/configuration_file.h"
+#include "framework/arguments/argument_value.h"
 #include "framework/arguments/nearest_name.h"
-#include "framework/arguments/typed_text.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
 #include "launch/arguments/foreign_flags.h"

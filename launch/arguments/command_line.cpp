@@ -9,10 +9,9 @@
 
 #include "framework/arguments/argument_help.h"
 #include "framework/arguments/nearest_name.h"
-#include "framework/arguments/wrapped_text.h"
 #include "launch/arguments/argument_file.h"
-#include "launch/arguments/callback_plugin.h"
 #include "launch/arguments/foreign_flags.h"
+#include "launch/arguments/plugins.h"
 
 namespace megashard {
 

@@ -14,8 +14,8 @@
 #include "launch/checkpoints/converters.h"
 #include "launch/checkpoints/flag_mistakes.h"
 #include "launch/output/help_format.h"
-#include "launch/output/print_line.h"
-#include "launch/output/progress_line.h"
+#include "launch/output/status_line.h"
+#include "launch/output/terminal.h"
 #include "launch/shell/subcommands.h"
 
 namespace megashard {

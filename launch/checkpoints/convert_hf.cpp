@@ -5,15 +5,14 @@
 
 #include "checkpoint/convert/convert_hf_to_step.h"
 #include "checkpoint/convert/convert_step_to_hf.h"
-#include "checkpoint/hugging_face/hf_assets.h"
-#include "framework/arguments/typed_text.h"
+#include "checkpoint/hugging_face/hf_files.h"
+#include "framework/arguments/argument_value.h"
 #include "framework/diagnostics.h"
 #include "launch/arguments/model_folder.h"
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
-#include "launch/checkpoints/megatron_layout_flags.h"
-#include "launch/output/print_line.h"
 #include "launch/output/status_line.h"
+#include "launch/output/terminal.h"
 #include "models/hugging_face/weight_check.h"
 
 namespace megashard {

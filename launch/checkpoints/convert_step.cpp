@@ -6,9 +6,8 @@
 #include "launch/arguments/model_folder.h"
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
-#include "launch/checkpoints/megatron_layout_flags.h"
-#include "launch/output/print_line.h"
 #include "launch/output/status_line.h"
+#include "launch/output/terminal.h"
 
 namespace megashard {
 namespace {

@@ -1,12 +1,11 @@
 #include <memory>
 #include <string>
 
-#include "checkpoint/convert/convert_dcp_to_torch.h"
-#include "checkpoint/convert/convert_torch_to_dcp.h"
+#include "checkpoint/convert/convert_torch.h"
 #include "launch/checkpoints/conversion_places.h"
 #include "launch/checkpoints/converters.h"
-#include "launch/output/print_line.h"
 #include "launch/output/status_line.h"
+#include "launch/output/terminal.h"
 
 namespace megashard {
 namespace {

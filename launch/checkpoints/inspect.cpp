@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/inspect/checkpoint_diff.h"
 #include "checkpoint/inspect/checkpoint_summary.h"
-#include "checkpoint/open_checkpoint.h"
-#include "checkpoint/steps/best_step.h"
+#include "checkpoint/steps/retention.h"
 #include "checkpoint/values/value_text.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"

@@ -3,7 +3,7 @@
 #include <map>
 #include <optional>
 
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
 #include "framework/training/loaded_weights.h"
 #include "framework/training/output_paths.h"
 #include "framework/training/parallel_groups.h"
@@ -12,7 +12,7 @@
 #include "launch/arguments/command_line.h"
 #include "launch/infer/infer_documents.h"
 #include "launch/infer/npy_file.h"
-#include "launch/output/progress_line.h"
+#include "launch/output/status_line.h"
 #include "launch/shell/subcommands.h"
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"

@@ -1,6 +1,6 @@
 #include <c10/util/StringUtil.h>
 
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
 #include "launch/mindspeed/mindspeed_keys.h"
 
 namespace megashard {

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <set>
 
-#include "framework/arguments/configuration_file.h"
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
+#include "framework/arguments/yaml_value.h"
 #include "launch/mindspeed/mindspeed_keys.h"
 
 namespace megashard {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/hugging_face/safetensors.h"
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
 #include "framework/data/conversation_dataset.h"
 #include "framework/diagnostics.h"
 

@@ -1,6 +1,6 @@
 #include "launch/output/help_format.h"
 
-#include "framework/arguments/wrapped_text.h"
+#include "framework/arguments/argument_help.h"
 
 namespace megashard {
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <iostream>
 #include <string>
 
 namespace megashard {
@@ -17,5 +18,8 @@ Terminal standard_output();
 /// Rewrites the bottom line of a terminal; an empty text erases it. The cursor stays at its beginning, so that other
 /// output, also of other ranks, overwrites it.
 void rewrite_line(const std::string& text);
+
+/// Prints a line on standard output and flushes it, because logs are followed while a program runs.
+inline void print_line(const std::string& line) { std::cout << line << std::endl; }
 
 }  // namespace megashard

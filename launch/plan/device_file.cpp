@@ -12,8 +12,8 @@
 #include <sstream>
 #include <utility>
 
+#include "framework/arguments/argument_value.h"
 #include "framework/arguments/nearest_name.h"
-#include "framework/arguments/typed_text.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
 #include "launch/plan/plan_report.h"

@@ -10,7 +10,7 @@
 #include "framework/process_group/gpu_device.h"
 #include "framework/process_group/launch_environment.h"
 #include "launch/arguments/command_line.h"
-#include "launch/output/print_line.h"
+#include "launch/output/terminal.h"
 #include "launch/plan/device_file.h"
 #include "launch/plan/fit.h"
 #include "launch/plan/measure.h"

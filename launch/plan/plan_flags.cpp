@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
 #include "launch/plan/device_file.h"
 
 namespace megashard {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "launch/output/print_line.h"
+#include "launch/output/terminal.h"
 #include "launch/output/text_table.h"
 
 namespace megashard {

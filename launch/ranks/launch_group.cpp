@@ -19,9 +19,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "launch/ranks/descriptor.h"
 #include "launch/ranks/failure.h"
-#include "launch/ranks/oom_kills.h"
 #include "launch/ranks/rank_process.h"
 
 namespace megashard {

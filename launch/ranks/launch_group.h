@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/ranks/descriptor.h"
+#include "launch/ranks/rank_process.h"
 
 namespace megashard {
 

@@ -9,6 +9,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <stdexcept>
 #include <utility>
 
 #include "launch/ranks/failure.h"
@@ -16,6 +18,28 @@
 extern char** environ;
 
 namespace megashard {
+
+Descriptor::Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+void Descriptor::reset() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+Pipe make_pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("cannot make a pipe");
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+void throw_errno(const std::string& what) { throw std::runtime_error("launch: " + what + ": " + std::strerror(errno)); }
+
 namespace {
 
 constexpr int kCannotExecute = 127;
@@ -64,6 +88,55 @@ RankProcess start_rank(RankProcessOptions options) {
   }
   setpgid(pid, pid);  // also in the parent, to avoid a race
   return {pid, std::move(errors.read), "", true};
+}
+
+namespace {
+
+/// The number in a line "NAME NUMBER".
+std::optional<int64_t> counted_in(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  int64_t count = 0;
+  for (std::string word; file >> word;) {
+    if (word == name && file >> count) return count;
+  }
+  return std::nullopt;
+}
+
+/// The count of a control group of version 2 ("0::/PATH") or 1 ("5:memory:/PATH"). In a container its own group is the
+/// root.
+std::optional<int64_t> counted_in_group(const std::string& root) {
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == line.npos) continue;
+    const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool is_second_version = controllers == ",,";
+    if (!is_second_version && controllers.find(",memory,") == controllers.npos) continue;
+    const auto base = root + "/sys/fs/cgroup" + (is_second_version ? "" : "/memory");
+    const std::string file = is_second_version ? "/memory.events" : "/memory.oom_control";
+    for (const auto& folder : {base + line.substr(second + 1), base}) {
+      if (const auto count = counted_in(folder + file, "oom_kill")) return count;
+    }
+  }
+  return std::nullopt;
+}
+
+bool has_risen(const std::optional<int64_t>& before, const std::optional<int64_t>& after) {
+  return before && after && *after > *before;
+}
+
+}  // namespace
+
+OomKills count_oom_kills(const std::string& root) {
+  return {.in_group = counted_in_group(root), .on_machine = counted_in(root + "/proc/vmstat", "oom_kill")};
+}
+
+std::string told_of_oom(const OomKills& before, const OomKills& after) {
+  const bool in_group = has_risen(before.in_group, after.in_group);
+  if (!in_group && !has_risen(before.on_machine, after.on_machine)) return "";
+  return std::string(": the kernel says that it has ended a process ") +
+         (in_group ? "of this control group" : "on this machine") +
+         " since the start because memory was short, probably this one: use fewer ranks or a smaller model";
 }
 
 }  // namespace megashard

@@ -5,7 +5,7 @@
 #include <limits>
 #include <set>
 
-#include "launch/report/html_text.h"
+#include "launch/report/page_style.h"
 
 namespace megashard {
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 namespace megashard {
 
@@ -87,5 +88,11 @@ for (const svg of document.querySelectorAll('svg.chart')) {
   });
 }
 )";
+
+/// Escapes text from a file for HTML, within tags and quoted attributes; control characters become "?".
+std::string html_text(const std::string& text);
+
+/// A coordinate in a drawing, to two decimals: "12.5".
+std::string place_text(double value);
 
 }  // namespace megashard

@@ -2,12 +2,12 @@
 
 #include <fstream>
 
-#include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
 #include "framework/diagnostics.h"
 #include "framework/training/training_log.h"
 #include "launch/checkpoints/flag_mistakes.h"
 #include "launch/output/help_format.h"
-#include "launch/output/print_line.h"
+#include "launch/output/terminal.h"
 #include "launch/report/report_page.h"
 #include "launch/shell/subcommands.h"
 

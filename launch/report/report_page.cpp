@@ -6,10 +6,7 @@
 #include <set>
 
 #include "launch/output/short_text.h"
-#include "launch/report/configuration_table.h"
-#include "launch/report/html_text.h"
 #include "launch/report/line_chart.h"
-#include "launch/report/memory_drawing.h"
 #include "launch/report/page_style.h"
 #include "launch/report/run_charts.h"
 #include "launch/report/trace_drawing.h"

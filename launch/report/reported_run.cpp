@@ -9,8 +9,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/retention.h"
 #include "framework/diagnostics.h"
 #include "framework/training/run_events.h"
 #include "framework/training/training_log.h"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "launch/report/line_chart.h"
@@ -9,5 +10,8 @@ namespace megashard {
 
 /// One chart per metric, the best known first; training and validation loss share one. Constant counts are omitted.
 std::vector<LineChart> charts_of(const std::vector<ReportedRun>& runs);
+
+/// Tables of the runs' arguments: those that differ between runs, and all that differ from their defaults.
+std::string configuration_section(const std::vector<ReportedRun>& runs);
 
 }  // namespace megashard

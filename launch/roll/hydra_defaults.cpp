@@ -3,8 +3,7 @@
 #include <filesystem>
 #include <sstream>
 
-#include "framework/arguments/configuration_file.h"
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
 

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "framework/arguments/argument_table.h"
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
 #include "framework/mistakes.h"
 
 namespace megashard {

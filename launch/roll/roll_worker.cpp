@@ -8,7 +8,6 @@
 #include <set>
 #include <utility>
 
-#include "framework/arguments/configuration_file.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/mistakes.h"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "framework/arguments/argument_value.h"
 #include "framework/arguments/nearest_name.h"
-#include "framework/arguments/typed_text.h"
 #include "framework/diagnostics.h"
 
 namespace megashard {

@@ -4,8 +4,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/hugging_face/hf_assets.h"
-#include "framework/arguments/configuration_file.h"
+#include "checkpoint/hugging_face/hf_files.h"
+#include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
 
 namespace megashard {

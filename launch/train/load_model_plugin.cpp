@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "framework/diagnostics.h"
-#include "framework/modules/model_plugin.h"
-#include "launch/arguments/shared_library.h"
+#include "framework/modules/model_registry.h"
+#include "launch/arguments/plugins.h"
 
 namespace megashard {
 namespace {

@@ -18,8 +18,6 @@
 #include "framework/training/trainer.h"
 #include "framework/training/unit_planner.h"
 #include "launch/arguments/command_line.h"
-#include "launch/output/print_line.h"
-#include "launch/output/progress_line.h"
 #include "launch/output/status_line.h"
 #include "launch/output/terminal.h"
 #include "launch/train/device_report.h"
@@ -29,8 +27,7 @@
 #include "models/hugging_face/save_hf_model.h"
 #include "parallel/device/buffer_pool.h"
 #include "parallel/device/cuda_module.h"
-#include "parallel/device/large_blocks.h"
-#include "parallel/fsdp/schedule_trace.h"
+#include "parallel/fsdp/unit_trace.h"
 
 namespace megashard {
 namespace {

@@ -6,17 +6,17 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/steps/best_step.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/steps/folder_content.h"
 #include "checkpoint/steps/manifest.h"
+#include "checkpoint/steps/retention.h"
 #include "checkpoint/values/gather_values.h"
-#include "framework/arguments/typed_text.h"
+#include "framework/arguments/argument_value.h"
 #include "framework/mistakes.h"
 #include "framework/modules/freeze.h"
 #include "framework/modules/fsdp2_mixin.h"
-#include "framework/modules/unit_plan_file.h"
 #include "framework/modules/weight_init_mixin.h"
+#include "framework/modules/wrap_policy.h"
 #include "framework/training/loaded_weights.h"
 #include "framework/training/random_states.h"
 #include "framework/training/training_checkpoint.h"
@@ -30,7 +30,7 @@
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/collectives/rendezvous.h"
-#include "parallel/collectives/wait_place.h"
+#include "parallel/collectives/wait_error.h"
 
 namespace megashard {
 namespace {

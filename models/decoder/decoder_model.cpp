@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "framework/modules/tie.h"
+#include "framework/modules/weight_init_mixin.h"
 #include "models/lora/lora.h"
 #include "parallel/tensor_parallel/tensor_parallel_regions.h"
 #include "parallel/tensor_parallel_layout.h"

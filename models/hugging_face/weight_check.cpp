@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "checkpoint/hugging_face/hf_assets.h"
+#include "checkpoint/hugging_face/hf_files.h"
 #include "framework/modules/deferred_init.h"
 #include "models/families/model_family.h"
 #include "models/hugging_face/match_weights.h"

@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
 #include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/weights/published_tensors.h"
-#include "framework/training/save_contract.h"
+#include "framework/modules/megatron_module.h"
 #include "models/lora/lora.h"
 
 namespace megashard {

@@ -12,7 +12,7 @@
 
 #include "parallel/collectives/noted_progress.h"
 #include "parallel/collectives/routed_process_group.h"
-#include "parallel/collectives/wait_place.h"
+#include "parallel/collectives/wait_error.h"
 
 namespace megashard {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel/collectives/error_text.h"
 #include "parallel/collectives/process_group.h"
+#include "parallel/collectives/wait_error.h"
 
 namespace megashard {
 

@@ -9,7 +9,6 @@
 #include "parallel/collectives/group_waits.h"
 #include "parallel/collectives/peer_watch.h"
 #include "parallel/collectives/wait_error.h"
-#include "parallel/collectives/wait_place.h"
 
 namespace megashard {
 

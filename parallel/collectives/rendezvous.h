@@ -3,8 +3,10 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "parallel/collectives/process_group.h"
+#include "parallel/collectives/start_wait.h"
 
 namespace megashard {
 
@@ -39,5 +41,11 @@ struct RendezvousOptions {
 /// the same rank or GPU. Throws an error with the remedy for user mistakes, and at the deadline for missing ranks.
 /// Ignores SIGPIPE from then on unless the program handles it.
 ProcessGroupPtr init_process_group(const RendezvousOptions& options);
+
+/// Returns when every rank has arrived once, all with the same world size and each with its own GPU (`gpu`: its
+/// identity; empty: none). A rank that finds a conflict reports it to the others, and all throw its message. At the
+/// deadline all throw and name the missing ranks. Collective. Include in .cpp files only.
+void meet_all_ranks(c10d::Store& store, const RendezvousOptions& options, const std::string& gpu,
+                    const StartDeadline& deadline, WaitTeller& teller);
 
 }  // namespace megashard

@@ -12,7 +12,6 @@
 #include <optional>
 #include <thread>
 
-#include "parallel/collectives/listening_socket.h"
 #include "parallel/collectives/probe_address.h"
 #include "parallel/collectives/wait_error.h"
 

@@ -3,10 +3,44 @@
 #include <c10/util/Exception.h>
 
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <string>
 
 namespace megashard {
+
+/// Scope whose place is named by messages about this thread's waits. Keeps pointers only: the text is built for waits
+/// that are long or fail.
+class WaitPlace {
+ public:
+  struct Place {
+    const char* phase = nullptr;        ///< "training step"; null: the process's phase
+    int64_t step = -1;                  ///< negative: none
+    const std::string* unit = nullptr;  ///< FSDP unit; null: none
+  };
+
+  /// `unit` outlives this.
+  explicit WaitPlace(const std::string& unit);
+  /// A phase other than the process's, e.g. of a save besides training. `phase` outlives this.
+  explicit WaitPlace(const char* phase, int64_t step = -1);
+  explicit WaitPlace(const Place& place);  ///< another thread's place
+  ~WaitPlace();
+  WaitPlace(const WaitPlace&) = delete;
+  WaitPlace& operator=(const WaitPlace&) = delete;
+
+ private:
+  Place outer_;
+};
+
+/// Sets the phase of the process for all threads; `phase` must stay valid.
+void enter_phase(const char* phase, int64_t step = -1);
+
+WaitPlace::Place place_of_this_thread();
+/// ", unit 'model.layers.0', training step 12", as far as known.
+std::string text_of_place();
+
+/// Message of an exception without the stack that LibTorch's exceptions add to what().
+std::string error_text(const std::exception& error);
 
 class ProcessGroup;
 
@@ -29,7 +63,7 @@ std::string short_of_memory(int rank, const std::exception& error);
 /// "rank 1" or "rank 1, which waits for rank 2", in world ranks; `behind` -1: waits for none.
 std::string name_of_awaited(int rank, int behind);
 
-/// Throws the error for a failed wait in `operation`: group, rank, time waited, place (wait_place.h) and remedy.
+/// Throws the error for a failed wait in `operation`: group, rank, time waited, place (text_of_place) and remedy.
 /// `peer`: group rank that was waited for, -1 if unknown; `behind`: world rank that `peer` waits for in the end, -1 if
 /// none.
 [[noreturn]] void throw_wait_error(const char* operation, const ProcessGroup& group, int peer,

@@ -8,8 +8,7 @@
 
 #include "parallel/copies/copy_table.h"
 #include "parallel/copies/element_copy.h"
-#include "parallel/copies/float_format_of.h"
-#include "parallel/device/cuda_kernels.h"
+#include "parallel/device/cuda_module.h"
 
 namespace megashard {
 namespace {

@@ -2,10 +2,13 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <functional>
 #include <span>
+
+#include "parallel/copies/float_formats.h"
 
 namespace megashard {
 
@@ -34,5 +37,20 @@ void copy_batch(std::span<const RowsCopy> copies, c10::Device device);
 
 /// Calls `launch` with the tables of copy_batch's launches, in order.
 void make_copy_tables(std::span<const RowsCopy> copies, const std::function<void(const CopyTable&)>& launch);
+
+inline FloatFormat float_format_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return FloatFormat::kFloat;
+    case at::kDouble:
+      return FloatFormat::kDouble;
+    case at::kBFloat16:
+      return FloatFormat::kBFloat16;
+    case at::kHalf:
+      return FloatFormat::kHalf;
+    default:
+      TORCH_CHECK(false, "cannot convert ", dtype, ": sharded parameters convert between floating dtypes only");
+  }
+}
 
 }  // namespace megashard

@@ -3,9 +3,9 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
+#include "parallel/copies/batched_copy.h"
 #include "parallel/copies/float8_rows.h"
-#include "parallel/copies/float_format_of.h"
-#include "parallel/device/cuda_kernels.h"
+#include "parallel/device/cuda_module.h"
 
 namespace megashard {
 namespace {
@@ -41,17 +41,17 @@ void quantise_float8(const at::Tensor& rows, const at::Tensor& payload, const at
               rows.sizes(), ", ", payload.scalar_type(), " ", payload.sizes(), " and ", scales.scalar_type(), " ",
               scales.sizes());
   const int64_t row_numel = payload.numel() / scales.numel();
-  Float8Quantise quantise{.rows = rows.const_data_ptr(),
-                          .format = float_format_of(rows.scalar_type()),
-                          .power_of_two = kind == Float8Scale::kPowerOfTwo,
-                          .vectors = aligned_to(rows, 16) && aligned_to(payload, 8) &&
-                                     (scales.numel() == 1 || row_numel % 8 == 0),
-                          .numel = rows.numel(),
-                          .payload = static_cast<Float8Bits*>(payload.data_ptr()),
-                          .row_numel = row_numel,
-                          .scale_count = scales.numel(),
-                          .scales = scales.mutable_data_ptr<float>(),
-                          .amax = nullptr};
+  Float8Quantise quantise{
+      .rows = rows.const_data_ptr(),
+      .format = float_format_of(rows.scalar_type()),
+      .power_of_two = kind == Float8Scale::kPowerOfTwo,
+      .vectors = aligned_to(rows, 16) && aligned_to(payload, 8) && (scales.numel() == 1 || row_numel % 8 == 0),
+      .numel = rows.numel(),
+      .payload = static_cast<Float8Bits*>(payload.data_ptr()),
+      .row_numel = row_numel,
+      .scale_count = scales.numel(),
+      .scales = scales.mutable_data_ptr<float>(),
+      .amax = nullptr};
   if (payload.is_cpu()) return quantise_on_host(quantise);
   const c10::DeviceGuard guard(payload.device());
   at::Tensor amax;
@@ -83,8 +83,8 @@ void dequantise_float8(const at::Tensor& payloads, const at::Tensor& scales, int
   TORCH_CHECK(scales.size(1) == 1 || payloads.size(1) <= UINT32_MAX, "a rank's payload of ", payloads.size(1),
               " numbers is too large for a scale a row: one scale for all has no limit");
   const int64_t row_numel = payloads.size(1) / scales.size(1);
-  const bool side_by_side = chunk_run % 8 == 0 && (runs == 1 || whole_run % 8 == 0) &&
-                            (scales.size(1) == 1 || row_numel % 8 == 0);
+  const bool side_by_side =
+      chunk_run % 8 == 0 && (runs == 1 || whole_run % 8 == 0) && (scales.size(1) == 1 || row_numel % 8 == 0);
   const Float8Dequantise dequantise{
       .payload = static_cast<const Float8Bits*>(payloads.const_data_ptr()),
       .scales = scales.const_data_ptr<float>(),

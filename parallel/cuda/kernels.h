@@ -1,6 +1,6 @@
 #pragma once
 
-#include "parallel/device/cuda_kernels.h"
+#include "parallel/device/cuda_module.h"
 
 namespace megashard {
 

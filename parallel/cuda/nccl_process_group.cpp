@@ -1,15 +1,19 @@
 #include <ATen/core/Tensor.h>
+#include <ATen/cuda/MemPool.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "parallel/collectives/gloo_process_group.h"
 #include "parallel/collectives/group_store.h"
@@ -17,13 +21,49 @@
 #include "parallel/collectives/store_meeting.h"
 #include "parallel/collectives/wait_error.h"
 #include "parallel/cuda/kernels.h"
-#include "parallel/cuda/window_memory.h"
+#include "parallel/device/buffer_pool.h"
 #include "parallel/device/cuda_module.h"
-#include "parallel/device/kept_buffers.h"
 
 namespace megashard {
-
 namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+/// ncclMemAlloc memory, which NCCL can map into other GPUs, in a pool that holds nothing else.
+struct WindowMemory {
+  std::unique_ptr<at::cuda::MemPool> pool;
+  at::Tensor bytes;
+};
+
+/// Scope in which this thread's allocations on the device come from the pool.
+class FromPool {
+ public:
+  FromPool(at::cuda::MemPool& pool, c10::DeviceIndex device) : pool_(pool), device_(device) {
+    allocator::beginAllocateToPool(device_, pool_.id(), [thread = std::this_thread::get_id()](cudaStream_t) {
+      return std::this_thread::get_id() == thread;
+    });
+  }
+  ~FromPool() {
+    allocator::endAllocateToPool(device_, pool_.id());
+    allocator::releasePool(device_, pool_.id());  // begin counts a user, end does not
+  }
+  FromPool(const FromPool&) = delete;
+  FromPool& operator=(const FromPool&) = delete;
+
+ private:
+  at::cuda::MemPool& pool_;
+  c10::DeviceIndex device_;
+};
+
+/// Allocates on `device`, the current one. Throws c10::OutOfMemoryError.
+WindowMemory allocate_window(c10d::ProcessGroupNCCL& nccl, int64_t bytes, c10::Device device) {
+  WindowMemory memory;
+  memory.pool =
+      std::make_unique<at::cuda::MemPool>(std::dynamic_pointer_cast<allocator::CUDAAllocator>(nccl.getMemAllocator()));
+  const FromPool scope(*memory.pool, device.index());
+  memory.bytes = at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
+  return memory;
+}
 
 c10d::ReduceOp nccl_op(ReduceOp op) {
   switch (op) {

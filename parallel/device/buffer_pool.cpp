@@ -2,6 +2,8 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,9 +11,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <map>
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "parallel/device/range_allocator.h"
@@ -166,5 +170,85 @@ at::Tensor pooled_empty(int64_t numel, at::ScalarType dtype, c10::Device device)
   return at::detail::empty_generic({numel}, cpu_buffer_pool(), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype,
                                    std::nullopt);
 }
+
+struct KeptBuffers::Free {
+  using Place = std::pair<c10::StreamId, int64_t>;  // stream, bytes
+
+  std::mutex mutex;
+  std::map<Place, std::vector<at::Tensor>> blocks;
+};
+
+KeptBuffers::KeptBuffers() : free_(std::make_shared<Free>()) {}
+
+at::Tensor KeptBuffers::take(int64_t numel, at::ScalarType dtype, const c10::Stream& stream,
+                             const std::function<at::Tensor(int64_t bytes)>& make) {
+  const Free::Place place(stream.id(), numel * static_cast<int64_t>(c10::elementSize(dtype)));
+  at::Tensor block;
+  {
+    const std::lock_guard lock(free_->mutex);
+    auto& blocks = free_->blocks[place];
+    if (!blocks.empty()) {
+      block = std::move(blocks.back());
+      blocks.pop_back();
+    }
+  }
+  if (!block.defined()) block = make(place.second);
+  void* memory = block.mutable_data_ptr();
+  const auto give_back = [free = std::weak_ptr(free_), place, block](void*) {
+    if (const auto there = free.lock()) {
+      const std::lock_guard lock(there->mutex);
+      there->blocks[place].push_back(block);
+    }
+  };
+  const auto options = block.options().dtype(dtype);
+  return at::for_blob(memory, {numel}).deleter(give_back).options(options).target_device(block.device()).make_tensor();
+}
+
+namespace {
+
+constexpr uint8_t kPriority = 255;
+
+class LargeBlocks final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes < kPooledFrom) return c10::GetDefaultCPUAllocator()->allocate(bytes);
+    auto block = cpu_buffer_pool()->allocate(bytes);
+    void* const begin = block.get();
+    const std::scoped_lock lock(mutex_);
+    blocks_.insert_or_assign(begin, std::move(block));
+    return {begin, begin, &release, c10::kCPU};
+  }
+  // oneDNN keeps only a block's address, and may free blocks of the previous allocator here.
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+ private:
+  static void release(void* begin);
+
+  std::mutex mutex_;
+  std::unordered_map<void*, c10::DataPtr> blocks_;
+};
+
+LargeBlocks& large_blocks() {
+  static auto* blocks = new LargeBlocks;  // leaked: tensors may outlive static destruction
+  return *blocks;
+}
+
+void LargeBlocks::release(void* begin) {
+  auto& own = large_blocks();
+  {
+    const std::scoped_lock lock(own.mutex_);
+    if (own.blocks_.erase(begin) != 0) return;
+  }
+  c10::GetDefaultCPUAllocator()->raw_deallocate(begin);
+}
+
+}  // namespace
+
+PooledLargeTensors::PooledLargeTensors() : before_(c10::GetAllocator(c10::kCPU)) {
+  c10::SetAllocator(c10::kCPU, &large_blocks(), kPriority);
+}
+
+PooledLargeTensors::~PooledLargeTensors() { c10::SetAllocator(c10::kCPU, before_, kPriority); }
 
 }  // namespace megashard

@@ -11,7 +11,7 @@ namespace megashard {
 /// Allocates parts of a range that grows at its end. Reuses the most recently freed part of the same size if it was
 /// freed recently (it is in the CPU's caches), else the start of the smallest (then lowest) free part that is large
 /// enough. Parts freed longer ago merge with free neighbours; before the range grows, all do. Only counts bytes: its
-/// owner has the memory (buffer_pool.h, sim/resident_blocks.h). Not thread safe.
+/// owner has the memory (buffer_pool.h, sim/block_pools.h). Not thread safe.
 class RangeAllocator {
  public:
   /// Returns the offset of a part of `bytes` bytes, rounded up to 64.

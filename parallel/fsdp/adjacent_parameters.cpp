@@ -4,7 +4,7 @@
 
 #include "parallel/device/storage.h"
 #include "parallel/fsdp/detail/unsharded_storage.h"
-#include "parallel/parameter_record.h"
+#include "parallel/guarded_tensor.h"
 
 namespace megashard {
 

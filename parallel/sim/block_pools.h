@@ -3,6 +3,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -10,13 +11,31 @@
 #include <memory>
 #include <set>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "parallel/device/range_allocator.h"
 #include "parallel/sim/recording.h"
-#include "parallel/sim/resident_blocks.h"
 
 namespace megashard::sim {
+
+/// Resident memory of tensors in a plan of a CPU: allocates like PooledLargeTensors and cpu_buffer_pool(), but without
+/// memory. A page becomes resident when first touched and stays.
+class ResidentBlocks {
+ public:
+  void take(const void* address, size_t bytes);
+  void give_back(const void* address);
+  int64_t bytes() const { return static_cast<int64_t>(large_.end()) + most_small_; }
+
+ private:
+  struct Block {
+    size_t bytes, offset;
+  };
+  std::unordered_map<const void*, Block> held_;
+  RangeAllocator large_;
+  int64_t small_ = 0, most_small_ = 0;  // in the C library's heap
+};
 
 class SimDevice;
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel/sim/memory_image.h"
 #include "parallel/sim/recording.h"
+#include "parallel/sim/shuffled_run.h"
 
 namespace megashard::sim {
 

@@ -13,11 +13,11 @@
 #include "parallel/sim/graph_capture.h"
 #include "parallel/sim/host_syncs.h"
 #include "parallel/sim/kernels.h"
+#include "parallel/sim/operation.h"
 #include "parallel/sim/pinned_memory.h"
 #include "parallel/sim/process_group.h"
 #include "parallel/sim/shuffled_run.h"
 #include "parallel/sim/sim_device.h"
-#include "parallel/sim/unit_scope.h"
 
 namespace megashard::sim {
 namespace {

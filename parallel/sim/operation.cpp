@@ -1,5 +1,9 @@
 #include "parallel/sim/operation.h"
 
+#include <ATen/record_function.h>
+
+#include <vector>
+
 #include "parallel/sim/findings.h"
 #include "parallel/sim/graph_capture.h"
 #include "parallel/sim/operation_costs.h"
@@ -8,7 +12,6 @@
 #include "parallel/sim/shape_operators.h"
 #include "parallel/sim/shuffled_run.h"
 #include "parallel/sim/tensor_memory.h"
-#include "parallel/sim/unit_scope.h"
 
 namespace megashard::sim {
 namespace {
@@ -99,6 +102,29 @@ void Operation::run(std::function<void()> work) {
 
 void Operation::recorded(std::function<void()> work) {
   device_.recording.add(access_.agent, *access_.operation, after_, std::move(work));
+}
+
+namespace {
+
+thread_local std::vector<std::string> scopes;
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
+  scopes.emplace_back(function.name());
+  return nullptr;
+}
+void on_end(const at::RecordFunction&, at::ObserverContext*) {
+  if (!scopes.empty()) scopes.pop_back();
+}
+
+}  // namespace
+
+void watch_unit_scopes() {
+  at::addGlobalCallback(at::RecordFunctionCallback(&on_start, &on_end).scopes({at::RecordScope::USER_SCOPE}));
+}
+
+const std::string& current_unit() {
+  static const std::string none;
+  return scopes.empty() ? none : scopes.back();
 }
 
 }  // namespace megashard::sim

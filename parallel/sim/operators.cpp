@@ -1,6 +1,7 @@
 // Runs every operator of the CUDA backend as the CPU's over the same memory.
-
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -8,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/sim/casting_softmax.h"
 #include "parallel/sim/generator.h"
 #include "parallel/sim/graph_capture.h"
 #include "parallel/sim/operation.h"
@@ -19,6 +19,47 @@
 
 namespace megashard::sim {
 namespace {
+
+/// CUDA has one kernel for a softmax from fp16 to fp32 (half_to_float); the CPU has none. The operator runs on the CPU
+/// between the two calls: begin() casts its input, end() the gradient that it returns.
+class CastingSoftmax {
+ public:
+  /// No effect on other operators and on softmaxes without a cast.
+  static CastingSoftmax begin(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  void end(torch::jit::Stack* stack) const;
+
+ private:
+  at::Tensor grad_input_;  // backward's output; an fp32 tensor is written instead
+};
+
+CastingSoftmax CastingSoftmax::begin(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  CastingSoftmax softmax;
+  const c10::FunctionSchema& schema = op.schema();
+  if (schema.overload_name() != "out") return softmax;  // LibTorch's other overloads call this one
+  const auto argument = [&](size_t index) -> c10::IValue& {
+    return (*stack)[stack->size() - schema.arguments().size() + index];
+  };
+  const std::string& name = schema.name();
+  if (name == "aten::_softmax" || name == "aten::_log_softmax") {  // (self, dim, half_to_float, out)
+    if (!argument(2).toBool()) return softmax;
+    argument(0) = argument(0).toTensor().to(at::kFloat);
+    argument(2) = false;
+  } else if (name == "aten::_softmax_backward_data" || name == "aten::_log_softmax_backward_data") {
+    // (grad_output, output, dim, input_dtype, grad_input)
+    const at::ScalarType input = argument(3).toScalarType(), output = argument(1).toTensor().scalar_type();
+    if (input == output) return softmax;
+    softmax.grad_input_ = argument(4).toTensor();
+    argument(3) = output;
+    argument(4) = at::empty_like(softmax.grad_input_, softmax.grad_input_.options().dtype(output));
+  }
+  return softmax;
+}
+
+void CastingSoftmax::end(torch::jit::Stack* stack) const {
+  if (!grad_input_.defined()) return;
+  grad_input_.copy_(stack->back().toTensor());
+  stack->back() = grad_input_;
+}
 
 using torch::jit::Stack;
 

@@ -7,11 +7,22 @@
 
 #include "parallel/sim/findings.h"
 #include "parallel/sim/graph_capture.h"
-#include "parallel/sim/memory_image.h"
 #include "parallel/sim/settings.h"
 #include "parallel/sim/sim_device.h"
 
 namespace megashard::sim {
+
+MemoryImage::MemoryImage(const SimDevice& device) {
+  device.pools.over_blocks([&](char* address, size_t bytes) {
+    const char* mirror = Arena::get().mirror(address);
+    parts_.push_back({address, {mirror, mirror + bytes}});
+  });
+}
+
+void MemoryImage::restore() const {
+  for (const Part& part : parts_) std::memcpy(Arena::get().mirror(part.address), part.bytes.data(), part.bytes.size());
+}
+
 namespace {
 
 std::array<MemoryImage, kDevices>& images_before() {

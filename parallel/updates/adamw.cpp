@@ -9,7 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "parallel/device/cuda_kernels.h"
+#include "parallel/device/cuda_module.h"
 #include "parallel/device/device_plan.h"
 #include "parallel/lanes/instructions.h"
 

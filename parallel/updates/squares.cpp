@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 
-#include "parallel/copies/float_format_of.h"
-#include "parallel/device/cuda_kernels.h"
+#include "parallel/copies/batched_copy.h"
+#include "parallel/device/cuda_module.h"
 #include "parallel/guarded_tensor.h"
 #include "parallel/updates/squares_table.h"
 

@@ -12,7 +12,7 @@
 #include <sstream>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/dcp/dcp_writer.h"
 #include "checkpoint/steps/async_saver.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"

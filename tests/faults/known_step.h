@@ -11,7 +11,7 @@
 namespace megashard::testing {
 
 /// Identifies a save: a step that is saved again has other bytes. Every fifth iteration has 17 MiB: more than two
-/// blocks of block_writer.h from one rank, and more than one from each of two.
+/// blocks of output_file.h from one rank, and more than one from each of two.
 struct Mark {
   int64_t iteration = 0;
   int64_t generation = 0;

@@ -8,7 +8,7 @@
 
 #include <cstdio>
 
-#include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/dcp/dcp_writer.h"
 #include "parallel/collectives/rendezvous.h"
 #include "tests/faults/known_step.h"
 

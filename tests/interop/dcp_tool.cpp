@@ -14,9 +14,8 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dcp/dcp_writer.h"
-#include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
 #include "checkpoint/hugging_face/safetensors.h"
-#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/values/torch_archive.h"

@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 from megashard import PROGRAM, peak_bytes
 
 MIB = 1 << 20
-BUFFERS = 4 * 8 * MIB  # of a file being written: blocks under way and the one that is filled (block_writer.cpp)
+BUFFERS = 4 * 8 * MIB  # of a file being written: blocks under way and the one that is filled (output_file.cpp)
 
 
 def llama_of(folder, layers, hidden):

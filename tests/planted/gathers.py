@@ -17,7 +17,6 @@ CPU = Tests("parallel", "FullyShardTraining.test_train_parity_multi_group", devi
 PLAN = "parallel/fsdp/detail/foreach_all_gather.cpp"
 GROUP = "parallel/fsdp/detail/fsdp_param_group.cpp"
 STATE = "parallel/fsdp/detail/fsdp_state.cpp"
-ROOT = "parallel/fsdp/detail/fsdp_root.cpp"
 CONTEXT = "parallel/fsdp/detail/fsdp_context.cpp"
 
 FAULTS = [
@@ -74,7 +73,7 @@ FAULTS = [
     without("unshard does not wait for the weights", STATE,
             "if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);", UNSHARD,
             after="ensure_context().streams();\n  "),
-    without("new streams of a unit before its root has run do not wait for the weights", ROOT,
+    without("new streams of a unit before its root has run do not wait for the weights", CONTEXT,
             "if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);", EARLY,
             before="\n  }\n  return *context_;"),
 ]

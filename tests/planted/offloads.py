@@ -13,7 +13,6 @@ PARAM = "parallel/fsdp/detail/fsdp_param.cpp"
 CONTEXT = "parallel/fsdp/detail/fsdp_context.cpp"
 GROUP = "parallel/fsdp/detail/fsdp_param_group.cpp"
 REDUCE = "parallel/fsdp/detail/fsdp_param_group.cpp"
-SNAPSHOT = "checkpoint/steps/shard_snapshot.cpp"
 SAVER = "checkpoint/steps/async_saver.cpp"
 NUMBERS = "framework/training/step_stats.cpp"
 
@@ -57,14 +56,14 @@ FAULTS = [
     without("hooks see an offloaded gradient before it is there", PARAM, "wait_for_offloaded_grad();", ADDED,
             before="\n  for (const auto& hook"),
 
-    without("the event of a snapshot is not recorded", SNAPSHOT, "copied_->record(*stream_);", SAVES),
-    without("a snapshot is taken before its shards are computed", SNAPSHOT,
+    without("the event of a snapshot is not recorded", SAVER, "copied_->record(*stream_);", SAVES),
+    without("a snapshot is taken before its shards are computed", SAVER,
             "order_streams(current_stream(device), *stream_);", SAVES),
-    without("shards change while they are copied", SNAPSHOT,
+    without("shards change while they are copied", SAVER,
             "copied_->block(current_stream(stream_->device()));", SAVES),
-    without("a shard's memory is given back while it is copied", SNAPSHOT,
+    without("a shard's memory is given back while it is copied", SAVER,
             "if (!live.device().is_cpu()) live.record_stream(*stream_);", SAVES),
-    without("a save does not wait for its snapshot", SNAPSHOT, "if (copied_) copied_->synchronize();", SAVES),
+    without("a save does not wait for its snapshot", SAVER, "if (copied_) copied_->synchronize();", SAVES),
     without("the thread of a save does not ask for its snapshot", SAVER, "snapshot->wait();", SAVES),
 
     without("the event of a step's numbers is not recorded", NUMBERS,

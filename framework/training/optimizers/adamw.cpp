@@ -6,7 +6,7 @@
 
 #include "checkpoint/values/state_dict_keys.h"
 #include "framework/training/optimizers/rules.h"
-#include "parallel/copies/float_format_of.h"
+#include "parallel/copies/batched_copy.h"
 #include "parallel/guarded_tensor.h"
 
 namespace megashard {
@@ -83,7 +83,7 @@ class AdamW final : public UpdateRule {
 
   double eps_;
   std::array<at::ScalarType, 2> dtypes_;  // of the moments
-  std::vector<AdamWPiece> pieces_;  // of a step; kept for its memory
+  std::vector<AdamWPiece> pieces_;        // of a step; kept for its memory
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "framework/arguments/param_group_overrides.h"
+#include "framework/arguments/optimizer_arguments.h"
 #include "framework/modules/megatron_module.h"
 #include "framework/training/optimizers/newton_schulz.h"
 

@@ -10,7 +10,7 @@
 #include "models/kernels/gpu/rms_norm_grad_rows.h"
 #include "models/kernels/gpu/rotary_threads.h"
 #include "models/kernels/gpu/swiglu_threads.h"
-#include "parallel/device/cuda_kernels.h"
+#include "parallel/device/cuda_module.h"
 
 namespace megashard::gpu {
 namespace on_host {

@@ -15,7 +15,7 @@
 #include "parallel/device/device_plan.h"
 #include "parallel/device/storage.h"
 #include "parallel/fsdp/detail/fsdp_param_group.h"
-#include "parallel/parameter_record.h"
+#include "parallel/guarded_tensor.h"
 
 namespace megashard {
 namespace {

@@ -1,16 +1,32 @@
 #include "parallel/fsdp/detail/fsdp_param_group.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
-#include "parallel/collectives/wait_place.h"
-#include "parallel/fsdp/detail/profiler_range.h"
+#include "parallel/collectives/wait_error.h"
 #include "parallel/fsdp/recompute_scope.h"
 
 namespace megashard {
+namespace {
+
+/// Range in PyTorch's profiler, "FSDP::all_gather (model.layers.0)", as FSDP2's record_function; the simulated device
+/// takes unit names from it. Free without an active profiler.
+class ProfilerRange {
+ public:
+  ProfilerRange(const char* what, const std::string& unit) : record_(at::RecordScope::USER_SCOPE) {
+    if (record_.isActive()) record_.before(c10::str("FSDP::", what, " (", unit, ")"));
+  }
+
+ private:
+  at::RecordFunction record_;
+};
+
+}  // namespace
 
 FsdpParamGroup::FsdpParamGroup(const std::vector<std::pair<std::string, at::Tensor>>& parameters, ShardLayout layout,
                                const FullyShardOptions& options)

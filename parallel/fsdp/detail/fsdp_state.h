@@ -1,7 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +15,12 @@
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
+
+/// Replaces the tensors that require grad by aliases whose gradients pass unchanged through one autograd node. The node
+/// calls `callback` once all gradients that backward needs of them have arrived. Unlike an autograd::Function, it
+/// allows in-place changes of views, and unlike a tensor hook, it fires for them. Returns true if any tensor required
+/// grad. Needs grad mode.
+bool pass_through_node(const char* node_name, TensorRefs tensors, std::function<void()> callback);
 
 /// State of one fully_shard call on a module or list of modules: its groups, one per mesh, and when they are unsharded,
 /// resharded and reduced (FSDPState). Owned by the modules' hooks and by the autograd nodes of live graphs.

@@ -1,4 +1,4 @@
-#include "checkpoint/convert/convert_dcp_to_torch.h"
+#include "checkpoint/convert/convert_torch.h"
 
 #include <ATen/ops/ones.h>
 #include <gmock/gmock.h>

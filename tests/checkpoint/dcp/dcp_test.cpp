@@ -10,9 +10,9 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dcp/dcp_metadata.h"
-#include "checkpoint/dcp/dcp_plan.h"
+#include "checkpoint/dcp/dcp_writer.h"
 #include "checkpoint/files/file_io.h"
-#include "checkpoint/open_checkpoint.h"
+#include "checkpoint/files/output_file.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
 #include "parallel/collectives/process_group.h"

@@ -9,6 +9,7 @@
 
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/message_of.h"
 #include "tests/support/refuse_threads.h"

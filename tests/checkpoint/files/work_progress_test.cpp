@@ -1,16 +1,18 @@
-#include "checkpoint/files/work_progress.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "checkpoint/files/crc32.h"
-#include "checkpoint/files/read_queue.h"
+#include "checkpoint/files/run_in_threads.h"
+#include "checkpoint/files/work_progress.h"
 #include "tests/checkpoint/files/temporary_folder.h"
+#include "tests/support/refuse_threads.h"
 
 namespace megashard {
 namespace {
@@ -77,5 +79,18 @@ TEST(WorkProgress, ReadsAndChecksumsCountTheirBytes) {
   EXPECT_EQ(ends, 2);
 }
 
+TEST(RunInThreads, WhereNoMoreCanBeHadFewerDoTheWork) {
+  const auto work = [] {
+    testing::refuse_threads();
+    std::atomic<int> done = 0;
+    run_in_threads(4, 100, [&](const NextItem& next) {
+      while (next()) ++done;
+    });
+    std::_Exit(done == 100 ? 0 : 1);
+  };
+  EXPECT_EXIT(work(), ::testing::ExitedWithCode(0), "");
+}
+
 }  // namespace
+
 }  // namespace megashard

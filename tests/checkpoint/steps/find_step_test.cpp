@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/message_of.h"

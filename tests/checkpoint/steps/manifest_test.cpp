@@ -1,5 +1,3 @@
-#include "checkpoint/steps/manifest.h"
-
 #include <ATen/ops/arange.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +8,10 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
+#include "checkpoint/files/output_file.h"
+#include "checkpoint/steps/find_step.h"
+#include "checkpoint/steps/manifest.h"
+#include "checkpoint/steps/retention.h"
 #include "parallel/collectives/process_group.h"
 #include "parallel/sharded_tensor.h"
 #include "tests/checkpoint/files/temporary_folder.h"
@@ -131,5 +133,142 @@ TEST(Manifest, WhatIsNoneIsRefused) {
     EXPECT_THAT(refused(named(name)), HasSubstr("not one of its folder")) << name;
 }
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::message_of;
+
+TEST(RunHistory, StepsOfWhatARunWentOnFromAreItsOwnUpToThatStep) {
+  const auto first = new_run();
+  const auto second = gone_on_from(first, 20);
+  const auto third = gone_on_from(second, 25);
+  EXPECT_NE(first.id, second.id);
+  EXPECT_EQ(kinship(third, third.id, 90), Kinship::kOwn);
+  EXPECT_EQ(kinship(third, first.id, 20), Kinship::kOwn);
+  EXPECT_EQ(kinship(third, first.id, 21), Kinship::kLeft);
+  EXPECT_EQ(kinship(third, second.id, 25), Kinship::kOwn);
+  EXPECT_EQ(kinship(third, second.id, 30), Kinship::kLeft);
+  EXPECT_EQ(kinship(first, second.id, 1), Kinship::kOther);
+  EXPECT_EQ(kinship(first, "", 1), Kinship::kOther);
+  EXPECT_EQ(kinship({}, "", 1), Kinship::kOwn);
+}
+
+/// A folder with the steps of several runs.
+class RunsInAFolder : public ::testing::Test {
+ protected:
+  void save(int64_t iteration, const RunHistory& run) const {
+    StepWriter step(directory_.path(), iteration);
+    step.begin();
+    OutputFile file(step.folder() + "/__0_0.distcp");
+    file.write("data");
+    step.commit({file.sync_and_close()}, run);
+  }
+  std::string step(int64_t iteration) const { return directory_.file("iter_00000" + std::to_string(iteration)); }
+  void damage(int64_t iteration) const { std::ofstream(step(iteration) + "/__0_0.distcp") << "d"; }
+  void tear_manifest(int64_t iteration) const { std::ofstream(step(iteration) + "/manifest.json") << "{"; }
+  void lose_tracker() const { std::filesystem::remove(directory_.file("latest_checkpointed_iteration.txt")); }
+  int64_t find() {
+    line_.clear();
+    return find_step(directory_.path(), nullptr, {.notice = [this](const std::string& line) { line_ = line; }})
+        ->iteration;
+  }
+  std::vector<int64_t> left() const {
+    std::vector<int64_t> iterations;
+    for (const auto& each : list_steps(directory_.path())) iterations.push_back(each.iteration);
+    return iterations;
+  }
+
+  TemporaryFolder directory_;
+  RunHistory old_ = new_run(), new_ = new_run();
+  std::string line_;
+};
+
+TEST_F(RunsInAFolder, AManifestKeepsTheHistory) {
+  const auto run = gone_on_from(gone_on_from(old_, 3), 7);
+  save(10, run);
+  const auto found = run_of_step(step(10));
+  EXPECT_EQ(found.id, run.id);
+  ASSERT_EQ(found.before.size(), 2U);
+  EXPECT_EQ(found.before[0].id, old_.id);
+  EXPECT_EQ(found.before[0].last, 3);
+  EXPECT_EQ(found.before[1].last, 7);
+}
+
+TEST_F(RunsInAFolder, NoneIsTakenInThePlaceOfAnothers) {
+  for (const int iteration : {10, 30}) save(iteration, old_);
+  save(20, new_);
+  save(40, new_);
+  EXPECT_EQ(find(), 40);
+  damage(40);
+  EXPECT_EQ(find(), 20);
+  EXPECT_THAT(line_, HasSubstr(step(30) + ", " + step(10) + " are of another run; " + step(20) + " is used instead"));
+  testing::run_ranks(
+      2, [&](const ProcessGroupPtr& group) { TORCH_CHECK(find_step(directory_.path(), group)->iteration == 20); });
+  damage(20);
+  EXPECT_THAT(message_of([&] { find(); }), HasSubstr("has no whole step to use instead"));
+}
+
+TEST_F(RunsInAFolder, WhatARunHasLeftIsNotTaken) {
+  for (const int iteration : {10, 20, 30}) save(iteration, old_);
+  const auto branch = gone_on_from(old_, 10);
+  save(35, branch);
+  damage(35);
+  EXPECT_EQ(find(), 10);
+}
+
+TEST_F(RunsInAFolder, WithoutATrackerOrItsManifestThereMayBeOneRunOnly) {
+  for (const int iteration : {10, 20}) save(iteration, old_);
+  lose_tracker();
+  EXPECT_EQ(find(), 20);
+  save(30, old_);
+  tear_manifest(30);
+  EXPECT_EQ(find(), 20);
+  save(30, new_);
+  lose_tracker();
+  EXPECT_THAT(message_of([&] { find(); }), HasSubstr("are steps of different runs"));
+  save(40, old_);
+  tear_manifest(40);
+  EXPECT_THAT(message_of([&] { find(); }), HasSubstr("name a step with --ckpt-step"));
+  EXPECT_EQ(find_step(directory_.path(), nullptr, {.ckpt_step = 20})->iteration, 20);
+}
+
+TEST_F(RunsInAFolder, RetentionTakesNoneOfAnother) {
+  for (const int iteration : {10, 20, 70}) save(iteration, old_);
+  for (const int iteration : {30, 40, 50}) save(iteration, new_);
+  remove_old_steps(directory_.path(), 50, {.most_recent = 1});
+  EXPECT_THAT(left(), ElementsAre(70, 50, 20, 10));
+  remove_old_steps(directory_.path(), 50, {.other_runs = true});
+  EXPECT_THAT(left(), ElementsAre(50));
+}
+
+TEST_F(RunsInAFolder, WhatARunHasLeftDoesNotCountAsRecent) {
+  for (const int iteration : {10, 20, 30}) save(iteration, old_);
+  save(35, gone_on_from(old_, 10));
+  remove_old_steps(directory_.path(), 35, {.most_recent = 2});
+  EXPECT_THAT(left(), ElementsAre(35, 10));
+}
+
+TEST_F(RunsInAFolder, AStepsOwnFolderIsThatStep) {
+  for (const int iteration : {10, 20}) save(iteration, old_);
+  std::ofstream(step(10) + "/.metadata") << "";  // both formats have this file
+  for (const auto& path : {step(10), step(10) + "/", directory_.path() + "/./iter_0000010"}) {
+    const auto found = find_step(path, nullptr);
+    EXPECT_EQ(found->iteration, 10);
+    EXPECT_TRUE(std::filesystem::equivalent(std::filesystem::path(found->folder).parent_path(), directory_.path()));
+  }
+  EXPECT_EQ(find_step(step(10), nullptr, {.ckpt_step = 10})->iteration, 10);
+  EXPECT_THAT(message_of([&] { find_step(step(10), nullptr, {.ckpt_step = 20}); }),
+              HasSubstr("is itself the step 10, and --ckpt-step asks for 20"));
+  std::filesystem::create_symlink(step(10), directory_.file("best"));
+  EXPECT_EQ(find_step(directory_.file("best"), nullptr)->iteration, 10);
+  damage(10);
+  EXPECT_THAT(message_of([&] { find_step(step(10), nullptr); }), HasSubstr("name another step"));
+  std::filesystem::rename(step(20), directory_.file("second"));
+  std::ofstream(directory_.file("second/.metadata")) << "";
+  EXPECT_THAT(message_of([&] { find_step(directory_.file("second"), nullptr); }),
+              HasSubstr("its name does not say of which iteration"));
+  EXPECT_THAT(message_of([&] { find_step(directory_.file("iter_0000099"), nullptr); }), HasSubstr("there is no step "));
+}
+
 }  // namespace
+
 }  // namespace megashard

@@ -1,11 +1,11 @@
-#include "checkpoint/steps/retention.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "checkpoint/steps/checkpoint_directory.h"
+#include "checkpoint/steps/retention.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/message_of.h"
 
@@ -72,5 +72,71 @@ TEST_F(RetentionTest, DamagedStepsDoNotCountAndNothingGoesForTheSakeOfOne) {
   EXPECT_THAT(left(), ElementsAre(60, 40, -1));
 }
 
+using ::testing::HasSubstr;
+using testing::message_of;
+
+class BestStepTest : public ::testing::Test {
+ protected:
+  BestStepTest() {
+    for (int iteration = 10; iteration <= 40; iteration += 10) {
+      StepWriter step(directory_.path(), iteration);
+      step.begin();
+      step.commit({});
+    }
+  }
+  std::vector<int64_t> left() const {
+    std::vector<int64_t> iterations;
+    for (const auto& step : list_steps(directory_.path())) iterations.push_back(step.iteration);
+    return iterations;
+  }
+  TemporaryFolder directory_;
+};
+
+TEST_F(BestStepTest, IsReadAsItWasMarked) {
+  EXPECT_FALSE(read_best_step(directory_.path()));
+  mark_best_step(directory_.path(), {20, 0.1});
+  mark_best_step(directory_.path(), {30, 1.0 / 3});
+  EXPECT_EQ(read_best_step(directory_.path())->iteration, 30);
+  EXPECT_EQ(read_best_step(directory_.path())->validation_loss, 1.0 / 3);
+  unmark_best_step(directory_.path());
+  EXPECT_FALSE(read_best_step(directory_.path()));
+}
+
+TEST_F(BestStepTest, StaysWhenOldStepsAreRemoved) {
+  mark_best_step(directory_.path(), {20, 0.1});
+  remove_old_steps(directory_.path(), 40, {.most_recent = 2});
+  EXPECT_THAT(left(), ::testing::ElementsAre(40, 30, 20));
+  mark_best_step(directory_.path(), {30, 0.05});
+  remove_old_steps(directory_.path(), 40, {.most_recent = 1});
+  EXPECT_THAT(left(), ::testing::ElementsAre(40, 30)) << "the one before it goes";
+}
+
+TEST_F(BestStepTest, OfARecentOneNoOtherStaysForIt) {
+  mark_best_step(directory_.path(), {30, 0.1});
+  remove_old_steps(directory_.path(), 40, {.most_recent = 2});
+  EXPECT_THAT(left(), ::testing::ElementsAre(40, 30));
+}
+
+TEST_F(BestStepTest, AnIllegibleMarkRemovesNothing) {
+  std::ofstream(directory_.file("best_checkpoint.json")) << "20";
+  EXPECT_THAT(message_of([&] { remove_old_steps(directory_.path(), 40, {.most_recent = 1}); }),
+              HasSubstr("best_checkpoint.json does not hold the iteration"));
+  EXPECT_EQ(left().size(), 4u);
+}
+
+TEST_F(BestStepTest, IsFoundByAWord) {
+  const auto word = directory_.file("best");
+  EXPECT_THAT(message_of([&] { resolve_best_step(word); }), HasSubstr("train with --save-best"));
+  mark_best_step(directory_.path(), {20, 0.1});
+  EXPECT_EQ(resolve_best_step(word), directory_.file("iter_0000020"));
+  EXPECT_EQ(resolve_best_step(word + "/"), directory_.file("iter_0000020"));
+  EXPECT_EQ(resolve_best_step(directory_.path()), directory_.path());
+  mark_best_step(directory_.path(), {25, 0.1});
+  EXPECT_THAT(message_of([&] { resolve_best_step(word); }), HasSubstr("names iteration 25, which is not there any"));
+  std::filesystem::create_directory(word);
+  EXPECT_EQ(resolve_best_step(word), word) << "a folder of that name";
+}
+
 }  // namespace
+
 }  // namespace megashard

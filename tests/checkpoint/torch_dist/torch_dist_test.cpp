@@ -12,7 +12,6 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/folder_writer.h"
-#include "checkpoint/open_checkpoint.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/steps/find_step.h"
 #include "checkpoint/torch_dist/torch_dist_keys.h"

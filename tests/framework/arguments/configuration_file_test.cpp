@@ -1,4 +1,4 @@
-#include "framework/arguments/configuration_file.h"
+#include "framework/arguments/yaml_value.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

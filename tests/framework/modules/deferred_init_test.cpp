@@ -19,7 +19,7 @@
 #include <cmath>
 #include <thread>
 
-#include "framework/recompute/generator_state.h"
+#include "framework/recompute/call_state.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/default_device.h"
 #include "tests/support/message_of.h"

@@ -11,7 +11,7 @@
 
 #include "framework/modules/freeze.h"
 #include "framework/modules/multi_modal_module.h"
-#include "framework/modules/tie.h"
+#include "framework/modules/weight_init_mixin.h"
 #include "framework/training/replicated_gradients.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/formula.h"

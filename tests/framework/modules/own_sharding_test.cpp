@@ -9,7 +9,7 @@
 
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/multi_modal_module.h"
-#include "framework/modules/tie.h"
+#include "framework/modules/weight_init_mixin.h"
 #include "tests/support/diagnostics.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"

@@ -14,7 +14,7 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/adam.h>
 
-#include "framework/modules/tie.h"
+#include "framework/modules/weight_init_mixin.h"
 #include "framework/recompute/recompute.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"

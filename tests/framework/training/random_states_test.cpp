@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/values/value_tensors.h"
-#include "framework/recompute/generator_state.h"
+#include "framework/recompute/call_state.h"
 #include "tests/support/simulated_device.h"
 
 namespace megashard {

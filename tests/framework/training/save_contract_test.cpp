@@ -1,4 +1,4 @@
-#include "framework/training/save_contract.h"
+#include "framework/modules/megatron_module.h"
 
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "framework/modules/unit_plan_file.h"
+#include "framework/modules/wrap_policy.h"
 
 namespace megashard::testing {
 namespace {

@@ -1,10 +1,11 @@
-#include "launch/output/status_line.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <vector>
 
 #include "framework/arguments/arguments.h"
+#include "launch/output/short_text.h"
+#include "launch/output/status_line.h"
 
 namespace megashard {
 namespace {
@@ -55,5 +56,64 @@ TEST(StatusLine, AlarmsAreRed) {
   EXPECT_EQ(status_text(report, 1, kWide).find('\033'), std::string::npos);
 }
 
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+TEST(ProgressLine, TellsHowMuchIsDoneHowFastAndWhatIsLeft) {
+  EXPECT_EQ(progress_text({.name = "load", .done = 3 * kGiB, .total = 12 * kGiB}, 6),
+            "load: 3.00 GiB of 12.00 GiB, 25.0 %, 512.0 MiB/s, 18.0 s left");
+  EXPECT_EQ(progress_text({.name = "index", .done = 1 << 16, .total = 2000000, .unit = "samples"}, 2),
+            "index: 65.54k of 2M samples, 3.3 %, 32.77k samples/s, 59.0 s left");
+}
+
+TEST(ProgressLine, HasNoRateBeforeThereIsOne) {
+  EXPECT_EQ(progress_text({.name = "load", .done = 0, .total = kGiB}, 9), "load: 0 MiB of 1.00 GiB, 0.0 %");
+  EXPECT_EQ(progress_text({.name = "load", .done = kGiB, .total = kGiB}, 0), "load: 1.00 GiB of 1.00 GiB, 100.0 %");
+  EXPECT_EQ(progress_text({.name = "load", .done = kGiB, .total = kGiB}, 1),
+            "load: 1.00 GiB of 1.00 GiB, 100.0 %, 1.00 GiB/s");
+}
+
+TEST(ProgressLine, WithoutATerminalALineNowAndThen) {
+  std::vector<std::string> lines;
+  const auto work = [&](std::chrono::milliseconds interval) {
+    lines.clear();
+    const ProgressLine progress([&](const std::string& line) { lines.push_back(line); },
+                                {.terminal = std::chrono::milliseconds(0), .log = interval});
+    LongWork load("load", 2 * kGiB);
+    load.add(kGiB);
+    const LongWork nothing("check", 0);
+  };
+  work(std::chrono::milliseconds(0));
+  ASSERT_EQ(lines.size(), 2U) << "at its begin and after each part; the end says nothing";
+  EXPECT_EQ(lines[1].substr(0, 34), "load: 1.00 GiB of 2.00 GiB, 50.0 %");
+  work(std::chrono::hours(1));
+  EXPECT_TRUE(lines.empty());
+}
+
+TEST(ShortText, NumbersHaveFourDigits) {
+  EXPECT_EQ(short_number(4.08921217918396), "4.089");
+  EXPECT_EQ(short_number(0), "0");
+  EXPECT_EQ(short_number(8.154e-7), "8.154e-07");
+  EXPECT_EQ(short_number(9999), "9999");
+  EXPECT_EQ(short_number(448501.5), "448.5k");
+  EXPECT_EQ(short_number(-2e9), "-2G");
+  EXPECT_EQ(short_number(std::numeric_limits<double>::quiet_NaN()), "-");
+}
+
+TEST(ShortText, BytesAndTimesHaveUnits) {
+  EXPECT_EQ(byte_text(239050752), "228.0 MiB");
+  EXPECT_EQ(byte_text(2048), "0.002 MiB");
+  EXPECT_EQ(byte_text(0), "0 MiB");
+  EXPECT_EQ(percent_text(0.4123), "41.2 %");
+  EXPECT_EQ(byte_text(3.5 * (1 << 30)), "3.50 GiB");
+  EXPECT_EQ(duration_text(0), "0.0 ms");
+  EXPECT_EQ(duration_text(60e-6), "60 us");
+  EXPECT_EQ(duration_text(1.5e-6), "1.5 us");
+  EXPECT_EQ(duration_text(0.0416), "41.6 ms");
+  EXPECT_EQ(duration_text(119), "119.0 s");
+  EXPECT_EQ(duration_text(300), "5 min");
+  EXPECT_EQ(duration_text(7500), "2 h 05 min");
+}
+
 }  // namespace
+
 }  // namespace megashard

@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "launch/output/short_text.h"
-#include "launch/report/html_text.h"
 #include "launch/report/line_chart.h"
+#include "launch/report/page_style.h"
 
 namespace megashard {
 namespace {

@@ -6,7 +6,6 @@
 #include <fstream>
 
 #include "framework/diagnostics.h"
-#include "launch/report/memory_drawing.h"
 #include "launch/report/trace_drawing.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 

@@ -12,7 +12,7 @@
 #include "parallel/collectives/agreement.h"
 #include "parallel/collectives/gloo_process_group.h"
 #include "parallel/collectives/noted_progress.h"
-#include "parallel/collectives/wait_place.h"
+#include "parallel/collectives/wait_error.h"
 #include "tests/support/message_of.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"

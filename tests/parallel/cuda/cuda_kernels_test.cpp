@@ -1,7 +1,5 @@
 // The kernels on a GPU against their CPU twins.
 
-#include "parallel/device/cuda_kernels.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>

@@ -10,7 +10,7 @@
 
 #include <thread>
 
-#include "parallel/fsdp/detail/pass_through_node.h"
+#include "parallel/fsdp/detail/fsdp_state.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_device.h"

@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "parallel/copies/float_format_of.h"
+#include "parallel/copies/batched_copy.h"
 #include "parallel/updates/adamw_table.h"
 
 namespace megashard::testing {
