@@ -20,10 +20,10 @@ class LayoutBuilder {
       : config_(config), padded_vocab_(padded_vocab_size(config.vocab_size, vocab_divisor, 1)) {}
 
   MegatronLayout build() {
-    add_vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight");
+    add_vocabulary("embedding.word_embeddings.weight", std::string("model.") + kEmbeddingsWeight);
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) add_layer(layer);
     add("decoder.final_layernorm.weight", "model.norm.weight", {config_.hidden_size});
-    if (!config_.tie_word_embeddings) add_vocabulary("output_layer.weight", "lm_head.weight");
+    if (!config_.tie_word_embeddings) add_vocabulary("output_layer.weight", kHeadWeight);
     layout_.stateful_modules.push_back("decoder.final_layernorm");
     layout_.arguments = network_arguments(config_);
     layout_.arguments.set("padded_vocab_size", padded_vocab_);

@@ -15,6 +15,10 @@ namespace megashard {
 // How files have the weights of a model: under other names, one expert by one or packed, transposed, fused, as the rows
 // of Megatron's linears. All forms are views, so one description serves reading and writing, whole and sharded.
 
+/// Hugging Face's name of the output projection, and the end of that of the embeddings.
+inline constexpr const char* kHeadWeight = "lm_head.weight";
+inline constexpr const char* kEmbeddingsWeight = "embed_tokens.weight";
+
 /// A box of a model's tensor, and where a tensor of the files has it.
 struct WeightPart {
   std::string tensor;                          ///< name in the model

@@ -23,7 +23,7 @@
 #include "launch/plan/unit_table.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/run_setup.h"
-#include "models/decoder_arguments.h"
+#include "models/network_arguments.h"
 
 namespace megashard {
 namespace {

@@ -11,7 +11,7 @@
 #include "launch/plan/memory_curve.h"
 #include "launch/plan/quiet_callbacks.h"
 #include "launch/train/session.h"
-#include "models/decoder_arguments.h"
+#include "models/network_arguments.h"
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/collectives/routed_process_group.h"
 #include "parallel/device/cuda_module.h"

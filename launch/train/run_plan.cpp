@@ -10,7 +10,7 @@
 #include "launch/arguments/model_folder.h"
 #include "launch/mindspeed/preparation.h"
 #include "launch/roll/roll_keys.h"
-#include "models/decoder_arguments.h"
+#include "models/network_arguments.h"
 
 namespace megashard {
 namespace {

@@ -25,7 +25,7 @@ struct ModelFamily {
   LayerSpec (*layer)(const HfConfig& config, const DecoderConfig& network, int64_t index) = nullptr;
   WeightFiles weight_files{};
   /// For a network of Megatron's flags: this family's fields of config.json besides the common ones
-  /// (hf_config_of_network.h); nullopt if its class does not support the network. Null: supports none.
+  /// (save_hf_model); nullopt if its class does not support the network. Null: supports none.
   std::optional<nlohmann::ordered_json> (*write_switches)(const DecoderConfig& network) = nullptr;
   bool has_megatron_layout = false;  ///< megatron-core's GPTModel can compute it (megatron_layout.h)
 };

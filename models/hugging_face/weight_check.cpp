@@ -18,8 +18,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kEmbeddingsEnd = "embed_tokens.weight";
-
 bool is_of_known_family(const Json& config) {
   const auto type = config.value("model_type", Json());
   return type.is_string() && find_family(type) != nullptr;
@@ -54,7 +52,7 @@ std::optional<int64_t> other_vocabulary(const std::vector<WeightTarget>& targets
   for (const auto& target : targets) {
     if (target.parts.size() != 1 || target.parameter.dim() != 2) continue;
     const auto& source = target.parts.front().stored;
-    if (!source.ends_with(kEmbeddingsEnd) && source != kHeadWeight) continue;
+    if (!source.ends_with(kEmbeddingsWeight) && source != kHeadWeight) continue;
     const auto stored =
         std::find_if(weights.begin(), weights.end(), [&](const TensorInfo& info) { return info.name == source; });
     const auto& sizes = stored->sizes;

@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "models/kernels/fused_ops.h"
-#include "models/kernels/swiglu_linear.h"
+#include "models/kernels/linear_products.h"
 
 namespace megashard {
 

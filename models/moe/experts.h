@@ -2,21 +2,34 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
-
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/weights/weight_map.h"
 #include "framework/modules/weight_init_mixin.h"
-#include "models/kernels/row_groups.h"
+#include "models/config/weight_files.h"
+#include "models/kernels/grouped_linear.h"
 #include "models/layers/mlp.h"
 #include "models/layers/parallel_linear.h"
 #include "models/layers/part.h"
 
 namespace megashard {
+
+/// Sizes of the experts of a layer.
+struct ExpertSizes {
+  int64_t experts, hidden, intermediate;
+  bool gated = true;
+};
+
+/// The forms in which files have the experts of a layer, the published one first: gate_up_proj [E, 2, I, C] (without a
+/// gate: up_proj [E, I, C]) and down_proj [E, C, I] of the module `path`, "model.layers.0.mlp.experts." All can be
+/// read. Square experts are published packed: transformers transposes a tensor only if its sizes differ from its own.
+WeightGroup expert_forms(const std::string& path, const ExpertSizes& sizes, const ExpertFiles& published);
 
 /// The experts of a layer as one module with two parameters, as transformers' Qwen3MoeExperts: gate_up_proj
 /// [E, 2, I, C], the gate first (without a gate: up_proj [E, I, C]), and down_proj [E, C, I]. With expert parallelism E

@@ -1,5 +1,4 @@
 #include "models/model_config.h"
-#include "models/decoder_arguments.h"
 #include "models/network_arguments.h"
 
 #include <c10/util/Exception.h>

@@ -1,13 +1,13 @@
 // Linear layers with the same input: one product if their weights are adjacent, with the results of separate layers.
 
-#include "models/layers/joint_linears.h"
+#include "models/layers/parallel_linear.h"
 
 #include <ATen/ops/allclose.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
 
-#include "models/kernels/joint_linear.h"
+#include "models/kernels/linear_products.h"
 #include "models/layers/linear.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"

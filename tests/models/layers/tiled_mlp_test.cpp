@@ -1,4 +1,4 @@
-#include "models/layers/tiled_mlp.h"
+#include "models/layers/mlp.h"
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -13,7 +13,6 @@
 #include <map>
 
 #include "models/layers/linear.h"
-#include "models/layers/mlp.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/message_of.h"
 #include "tests/support/simulated_device.h"
