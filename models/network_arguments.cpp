@@ -9,7 +9,6 @@
 #include "models/model_config.h"
 
 namespace megashard {
-
 namespace {
 
 /// NullTokenizer's --vocab-size does not count the end of documents, and the model's vocabulary

@@ -7,12 +7,12 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <torch/nn/modules/container/modulelist.h>
+
 #include <utility>
 
 #include "parallel/sequence_parallel/ulysses.h"
 
 namespace megashard {
-
 namespace {
 
 /// hidden + branch, and the norm of the sum: in one pass if nothing else surrounds the norm's forward.

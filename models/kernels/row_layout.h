@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
 #include <optional>
 #include <tuple>
 #include <vector>

@@ -7,6 +7,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/custom_function.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -21,7 +22,6 @@
 #include "parallel/sequence_parallel/block_attention.h"
 
 namespace megashard {
-
 namespace {
 
 at::Tensor ends_of(const std::vector<int64_t>& lengths) {

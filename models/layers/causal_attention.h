@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>

@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -19,7 +20,6 @@
 #include "models/kernels/fused_ops.h"
 
 namespace megashard {
-
 namespace {
 
 using RowsBody = std::function<at::Tensor(const at::Tensor&)>;

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/SmallVector.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -12,7 +13,6 @@
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
-
 namespace {
 
 Linear::Options with_outputs_of(Linear::Options options, const TensorParallelRanks& ranks) {

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
+
 #include <utility>
 
 #include "models/kernels/fused_ops.h"

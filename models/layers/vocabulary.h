@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+
 #include <optional>
 #include <string>
 #include <utility>

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mm.h>
 #include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,7 +24,6 @@
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
-
 namespace {
 
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }

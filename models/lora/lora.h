@@ -1,6 +1,7 @@
 #pragma once
 
 #include <torch/nn/module.h>
+
 #include <string>
 #include <vector>
 

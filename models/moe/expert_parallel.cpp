@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -14,7 +15,6 @@
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
-
 namespace {
 
 using torch::autograd::AutogradContext;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>

@@ -6,6 +6,7 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -13,7 +14,6 @@
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
-
 namespace {
 
 struct Builder {

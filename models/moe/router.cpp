@@ -9,12 +9,12 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
+
 #include <utility>
 
 #include "models/kernels/fused_ops.h"
 
 namespace megashard {
-
 namespace {
 
 /// Routing's balance from the router's probabilities and experts. transformers' loss has its own softmax in the logits'
