@@ -1,5 +1,6 @@
 #include "models/kernels/linear_products.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <torch/csrc/autograd/custom_function.h>
