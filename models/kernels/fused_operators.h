@@ -7,8 +7,8 @@
 
 #include "framework/dispatched_operator.h"
 
-/// The fused functions and their gradients as operators of LibTorch's dispatcher, with kernels for some backends. CPUs
-/// have all, GPUs those of gpu_operators.h. fused_operators.cpp has the schemas with names and outputs; another library
+/// The fused functions and their gradients as operators of LibTorch's dispatcher, with kernels for some backends: CPUs
+/// lack add_rms_norm and norm_and_rotate, which gain nothing there; GPUs have those of gpu_operators.h. fused_operators.cpp has the schemas with names and outputs; another library
 /// may register kernels for its backend.
 namespace megashard {
 
