@@ -12,8 +12,8 @@
 #include <cmath>
 
 #include "models/kernels/cross_entropy.h"
-#include "models/kernels/fused_attention.h"
 #include "models/kernels/fused_ops.h"
+#include "models/layers/causal_attention.h"
 #include "parallel/copies/batched_copy.h"
 #include "parallel/fsdp/grad_norm.h"
 #include "parallel/updates/adamw.h"
@@ -105,12 +105,19 @@ std::map<std::string, double> operators_in(at::ScalarType dtype, const Stopwatch
   };
   const auto rows = [&] { return trained({kSide, kSide}, dtype); };
   const BothWays norm = seconds_of(
-      watch, [&] { return Inputs{rows(), trained({kSide}, dtype)}; },
+      watch,
+      [&] {
+        return Inputs{rows(), trained({kSide}, dtype)};
+      },
       [](const Inputs& x) { return rms_norm(x[0], x[1], 1e-5); });
   add("rms_norm_kernel", 2, norm.forward);
   add("rms_norm_grad_kernel", 3, norm.backward);
   const BothWays gate = seconds_of(
-      watch, [&] { return Inputs{rows(), rows()}; }, [](const Inputs& x) { return swiglu(x[0], x[1]); });
+      watch,
+      [&] {
+        return Inputs{rows(), rows()};
+      },
+      [](const Inputs& x) { return swiglu(x[0], x[1]); });
   add("swiglu_kernel", 3, gate.forward);
   add("swiglu_grad_kernel", 5, gate.backward);
   const auto angles = at::rand({kSide, kSide / kHeads / 2}, at::dtype(dtype));
@@ -119,7 +126,10 @@ std::map<std::string, double> operators_in(at::ScalarType dtype, const Stopwatch
       watch, [&] { return Inputs{heads()}; }, [&](const Inputs& x) { return rotate(x[0], angles, angles); });
   add("rotate_kernel", 2, turn.forward);
   const BothWays head_norm = seconds_of(
-      watch, [&] { return Inputs{heads(), trained({kSide / kHeads}, dtype)}; },
+      watch,
+      [&] {
+        return Inputs{heads(), trained({kSide / kHeads}, dtype)};
+      },
       [&](const Inputs& x) { return norm_and_rotate(x[0], {.weight = x[1], .eps = 1e-5}, angles, angles); });
   add("head_norm_kernel", 2, head_norm.forward);
   add("head_norm_grad_kernel", 3, head_norm.backward);
@@ -142,10 +152,15 @@ std::vector<DeviceModel::AttentionShare> attention_in(at::ScalarType dtype, doub
     const double scale = 1 / std::sqrt(static_cast<double>(channels));
     const auto attend = [&](const Inputs& x) {
       if (has_fused_attention(x[0])) return fused_attention(x[0], x[1], x[2], {}, scale);
-      return at::scaled_dot_product_attention(x[0].transpose(1, 2), x[1].transpose(1, 2), x[2].transpose(1, 2), {},
-                                              0.0, /*is_causal=*/true);
+      return at::scaled_dot_product_attention(x[0].transpose(1, 2), x[1].transpose(1, 2), x[2].transpose(1, 2), {}, 0.0,
+                                              /*is_causal=*/true);
     };
-    const BothWays both = seconds_of(watch, [&] { return Inputs{heads(), heads(), heads()}; }, attend);
+    const BothWays both = seconds_of(
+        watch,
+        [&] {
+          return Inputs{heads(), heads(), heads()};
+        },
+        attend);
     const double flops = 2.0 * static_cast<double>(kHeads * kLength * kLength * channels);
     const double full = (kLength + kStart) / kLength / peak;  // for long sequences
     shares.push_back({channels, flops / both.forward * full, kBackwardOfForward * flops / both.backward * full});

@@ -19,7 +19,7 @@ Session open_session(const RunPlan& plan, const ProcessGroupPtr& world, const Di
 
 Session build_session(const RunPlan& plan, const ParallelGroups& groups, const Start& from, const DiagnosticSink& sink,
                       const SessionHooks& hooks) {
-  BuiltModel built = build_model(plan.arguments, from.initialises);
+  BuiltModel built = build_model(plan, from.initialises);
   freeze_model(plan.arguments, built, sink);
   if (hooks.model_built) hooks.model_built(*built.model);
   const at::ScalarType computed_in = shard_model(plan, built, groups, from.initialises, sink);
