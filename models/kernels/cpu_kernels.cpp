@@ -104,13 +104,13 @@ void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stat
   });
 }
 
-#define MEGASHARD_INSTANTIATE(T)                                                                                       \
-  template void rms_norm(const T*, const T*, T*, float*, int64_t, int64_t, float);                                     \
-  template void rms_norm_backward(const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t);           \
-  template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, const HeadStrides&, bool);                \
-  template void swiglu(const T*, const T*, T*, int64_t, int64_t, int64_t);                                             \
-  template void swiglu_backward(const T*, const T*, const T*, T*, T*, T*, int64_t, int64_t, int64_t);                  \
-  template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t);                             \
+#define MEGASHARD_INSTANTIATE(T)                                                                             \
+  template void rms_norm(const T*, const T*, T*, float*, int64_t, int64_t, float);                           \
+  template void rms_norm_backward(const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t); \
+  template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, const HeadStrides&, bool);      \
+  template void swiglu(const T*, const T*, T*, int64_t, int64_t, int64_t);                                   \
+  template void swiglu_backward(const T*, const T*, const T*, T*, T*, T*, int64_t, int64_t, int64_t);        \
+  template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t);                   \
   template void cross_entropy_backward_(T*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t)
 MEGASHARD_INSTANTIATE(float);
 MEGASHARD_INSTANTIATE(c10::BFloat16);
