@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "framework/arguments/argument_value.h"
-#include "framework/data/blended_dataset.h"
 #include "framework/data/conversation_dataset.h"
 #include "framework/data/gpt_dataset.h"
 #include "framework/data/indexed_dataset.h"
 #include "framework/data/mock_tokens.h"
+#include "framework/data/sample_dataset.h"
 #include "framework/diagnostics.h"
 
 namespace megashard {

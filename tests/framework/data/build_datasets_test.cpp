@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <map>
 
-#include "framework/data/blended_dataset.h"
 #include "framework/data/gpt_dataset.h"
+#include "framework/data/sample_dataset.h"
 #include "tests/framework/data/token_files.h"
 
 namespace megashard {

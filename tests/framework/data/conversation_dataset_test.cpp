@@ -13,8 +13,8 @@
 #include <ranges>
 #include <set>
 
-#include "framework/data/blended_dataset.h"
 #include "framework/data/build_datasets.h"
+#include "framework/data/sample_dataset.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/framework/data/token_files.h"
 #include "tests/support/default_device.h"
