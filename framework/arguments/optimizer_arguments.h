@@ -9,6 +9,11 @@
 
 namespace megashard {
 
+struct Arguments;
+struct Option;
+struct RunParts;
+class Mistakes;
+
 /// Settings for parameters with matching names (Megatron's ParamKey and ParamGroupOverride). Unset values are
 /// unchanged.
 struct ParamGroupOverride {
@@ -25,11 +30,6 @@ ParamGroupOverride parse_param_group_override(const std::string& text);
 /// Overrides from --lr-mult with --lr-scale-modules, --weight-decay-exclude-modules and --param-group-overrides. If
 /// several match a parameter, the last one is used.
 std::vector<ParamGroupOverride> param_group_overrides(const Arguments& arguments);
-
-struct Arguments;
-struct Option;
-struct RunParts;
-class Mistakes;
 
 enum class OptimizerKind {
   kAdam,  ///< AdamW, as Megatron's `--optimizer adam`
