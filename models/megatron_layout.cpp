@@ -4,6 +4,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "framework/arguments/argument_validation.h"
 #include "models/network_arguments.h"
@@ -11,16 +12,18 @@
 namespace megashard {
 namespace {
 
+using Sizes = std::vector<int64_t>;
+
 class LayoutBuilder {
  public:
   LayoutBuilder(const DecoderConfig& config, int64_t vocab_divisor)
       : config_(config), padded_vocab_(padded_vocab_size(config.vocab_size, vocab_divisor, 1)) {}
 
-  WeightLayout build() {
-    add_vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight");
+  MegatronLayout build() {
+    add_vocabulary("embedding.word_embeddings.weight", std::string("model.") + kEmbeddingsWeight);
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) add_layer(layer);
     add("decoder.final_layernorm.weight", "model.norm.weight", {config_.hidden_size});
-    if (!config_.tie_word_embeddings) add_vocabulary("output_layer.weight", "lm_head.weight");
+    if (!config_.tie_word_embeddings) add_vocabulary("output_layer.weight", kHeadWeight);
     layout_.stateful_modules.push_back("decoder.final_layernorm");
     layout_.arguments = network_arguments(config_);
     layout_.arguments.set("padded_vocab_size", padded_vocab_);
@@ -28,15 +31,19 @@ class LayoutBuilder {
   }
 
  private:
+  void add_group(std::vector<WeightGroup::Member> tensors, std::vector<WeightPart> parts) {
+    layout_.weights.groups.push_back({std::move(tensors), {{"megatron", std::move(parts)}}});
+  }
+
   /// One weight for one.
-  void add(const std::string& name, const std::string& source, std::vector<int64_t> sizes) {
-    const auto rows = sizes[0];
-    layout_.weights.push_back({name, std::move(sizes), {source}, {{0, 0, 0, rows}}, false});
+  void add(const std::string& name, const std::string& source, const Sizes& sizes) {
+    add_group({{source, sizes}}, {whole_part(source, name, sizes)});
   }
 
   void add_vocabulary(const std::string& name, const std::string& source) {
-    layout_.weights.push_back(
-        {name, {padded_vocab_, config_.hidden_size}, {source}, {{0, 0, 0, config_.vocab_size}}, true});
+    auto part = rows_part(source, 0, config_.vocab_size, name, {padded_vocab_, config_.hidden_size}, 0);
+    part.padded = true;
+    add_group({{source, {config_.vocab_size, config_.hidden_size}}}, {std::move(part)});
   }
 
   void add_layer(int64_t layer) {
@@ -66,55 +73,51 @@ class LayoutBuilder {
   }
 
   void add_qkv(const std::string& name, const std::string& prefix) {
-    MegatronWeight weight{name + "weight", {}, {}, {}, false};
-    for (const char* part : {"q_proj.weight", "k_proj.weight", "v_proj.weight"})
-      weight.sources.push_back(prefix + part);
+    const std::string projections[] = {prefix + "q_proj.", prefix + "k_proj.", prefix + "v_proj."};
     const auto groups = config_.num_kv_heads;
     const auto key_rows = config_.head_dim;
-    const auto query_rows = config_.num_heads / groups * key_rows;
-    int64_t row = 0;
-    for (int64_t group = 0; group < groups; ++group) {
-      weight.runs.push_back({0, group * query_rows, row, query_rows});
-      weight.runs.push_back({1, group * key_rows, row + query_rows, key_rows});
-      weight.runs.push_back({2, group * key_rows, row + query_rows + key_rows, key_rows});
-      row += query_rows + 2 * key_rows;
-    }
-    weight.sizes = {row, config_.hidden_size};
-    add_with_bias(std::move(weight), config_.qkv_bias);
+    const int64_t rows[] = {config_.num_heads / groups * key_rows, key_rows, key_rows};  // of a group
+    add_with_bias(config_.qkv_bias, [&](const std::string& kind, const auto& sizes) {
+      std::vector<WeightGroup::Member> tensors;
+      for (size_t i = 0; i < 3; ++i) tensors.push_back({projections[i] + kind, sizes(groups * rows[i])});
+      std::vector<WeightPart> parts;
+      int64_t row = 0;
+      for (int64_t group = 0; group < groups; ++group) {
+        for (size_t i = 0; i < 3; ++i) {
+          parts.push_back(rows_part(projections[i] + kind, group * rows[i], rows[i], name + kind,
+                                    sizes(groups * (rows[0] + 2 * key_rows)), row));
+          row += rows[i];
+        }
+      }
+      add_group(std::move(tensors), std::move(parts));
+    });
   }
 
   void add_gate_and_up(const std::string& name, const std::string& prefix) {
     const auto rows = config_.intermediate_size;
-    add_with_bias({name + "weight",
-                   {2 * rows, config_.hidden_size},
-                   {prefix + "gate_proj.weight", prefix + "up_proj.weight"},
-                   {{0, 0, 0, rows}, {1, 0, rows, rows}},
-                   false},
-                  config_.mlp_bias);
+    add_with_bias(config_.mlp_bias, [&](const std::string& kind, const auto& sizes) {
+      const auto gate = prefix + "gate_proj." + kind, up = prefix + "up_proj." + kind, both = name + kind;
+      add_group({{gate, sizes(rows)}, {up, sizes(rows)}}, {rows_part(gate, 0, rows, both, sizes(2 * rows), 0),
+                                                           rows_part(up, 0, rows, both, sizes(2 * rows), rows)});
+    });
   }
 
-  /// The bias of a linear has the rows of its weight.
-  void add_with_bias(MegatronWeight weight, bool has_bias) {
-    auto bias = weight;
-    layout_.weights.push_back(std::move(weight));
-    if (!has_bias) return;
-    const auto rename = [](std::string& name) {
-      name.replace(name.size() - std::string("weight").size(), std::string::npos, "bias");
-    };
-    rename(bias.name);
-    for (auto& source : bias.sources) rename(source);
-    bias.sizes.pop_back();
-    layout_.weights.push_back(std::move(bias));
+  /// Calls `add` for the weight of a linear with hidden_size inputs, and for its bias, which has the same rows.
+  /// `sizes`: of a tensor with that many rows.
+  template <class Add>
+  void add_with_bias(bool has_bias, const Add& add) {
+    add("weight", [&](int64_t rows) { return Sizes{rows, config_.hidden_size}; });
+    if (has_bias) add("bias", [](int64_t rows) { return Sizes{rows}; });
   }
 
   const DecoderConfig& config_;
   int64_t padded_vocab_;
-  WeightLayout layout_;
+  MegatronLayout layout_;
 };
 
 }  // namespace
 
-WeightLayout megatron_layout(const DecoderConfig& config, int64_t vocab_divisor) {
+MegatronLayout megatron_layout(const DecoderConfig& config, int64_t vocab_divisor) {
   TORCH_CHECK(vocab_divisor > 0, "--make-vocab-size-divisible-by must be positive, got ", vocab_divisor);
   TORCH_CHECK(config.gated_mlp && config.norm == NormKind::kRmsNorm && config.positions == PositionKind::kRotary,
               "--megatron-layout knows networks with RMSNorm, rotary positions and a gated MLP");

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "checkpoint/convert/weight_layout.h"
+#include "checkpoint/convert/tensor_stream.h"
 #include "models/config/decoder_config.h"
 
 namespace megashard {
@@ -12,6 +12,6 @@ namespace megashard {
 /// heads that share a key, the query heads, the key and the value; linear_fc1 has gate, then up. Layer norms belong to
 /// the linear layer after them. The vocabulary is padded to a multiple of `vocab_divisor`
 /// (--make-vocab-size-divisible-by times tensor parallel size). Throws for networks that GPTModel has no switches for.
-WeightLayout megatron_layout(const DecoderConfig& config, int64_t vocab_divisor);
+MegatronLayout megatron_layout(const DecoderConfig& config, int64_t vocab_divisor);
 
 }  // namespace megashard

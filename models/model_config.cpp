@@ -9,7 +9,6 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
-#include "models/config/hf_directory.h"
 #include "models/families/model_family.h"
 #include "models/network_arguments.h"
 
@@ -167,11 +166,7 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
 }
 
 Network network_of(const Arguments& arguments) {
-  if (arguments.hf_model) {
-    const auto json = need_model_config(*arguments.hf_model);
-    const auto path = *arguments.hf_model + "/config.json";
-    return network_of(arguments, HfConfig(json, path));
-  }
+  if (arguments.hf_model) return network_of(arguments, HfConfig::of_model(*arguments.hf_model));
   const int64_t parts = arguments.expert_model_parallel_size;
   require(parts == 1, "--expert-model-parallel-size " + std::to_string(parts) +
                           " needs a model with experts, which --hf-model gives; leave it out");

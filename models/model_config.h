@@ -1,7 +1,7 @@
 #pragma once
 
+#include "checkpoint/hugging_face/hf_config.h"
 #include "framework/arguments/arguments.h"
-#include "models/config/hf_config.h"
 #include "models/network/network.h"
 
 namespace megashard {
@@ -11,7 +11,7 @@ DecoderConfig decoder_config_from_flags(const Arguments& arguments);
 /// The network that the arguments ask for: --hf-model's, with the flags that may change it, or the flags' own. Throws
 /// for flags that contradict it, and for ranks that cannot share it.
 Network network_of(const Arguments& arguments);
-/// The same from config.json of --hf-model, which is read already.
+/// The same from --hf-model's config.json.
 Network network_of(const Arguments& arguments, const HfConfig& config);
 DecoderConfig decoder_config(const Arguments& arguments);  ///< of network_of()
 /// How this rank builds it: its place among the ranks that share the layers, and options of the computation.

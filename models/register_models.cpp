@@ -1,7 +1,6 @@
 #include "models/register_models.h"
 
 #include "framework/mistakes.h"
-#include "models/config/hf_directory.h"
 #include "models/decoder/decoder_model.h"
 #include "models/families/model_family.h"
 #include "models/megatron_layout.h"
@@ -10,17 +9,14 @@
 namespace megashard {
 namespace {
 
-std::shared_ptr<MultiModalModule> model_of(const Arguments& arguments) {
+std::shared_ptr<MultiModalModule> model_of(const Arguments& arguments, const HfConfig* config) {
   auto context = build_context(arguments);
-  if (!arguments.hf_model) return std::make_shared<DecoderModel>(network_of(arguments), std::move(context));
-  const auto json = need_model_config(*arguments.hf_model);
-  const auto path = *arguments.hf_model + "/config.json";
-  const HfConfig config(json, path);
-  return make_model(config, network_of(arguments, config), std::move(context));
+  if (config == nullptr) return std::make_shared<DecoderModel>(network_of(arguments), std::move(context));
+  return make_model(*config, network_of(arguments, *config), std::move(context));
 }
 
-WeightLayout layout_of(const std::filesystem::path& hf_dir, int64_t vocab_divisor) {
-  return megatron_layout(decoder_config_from_hf(hf_dir), vocab_divisor);
+MegatronLayout layout_of(const HfConfig& config, int64_t vocab_divisor) {
+  return megatron_layout(decoder_config_from_hf(config), vocab_divisor);
 }
 
 }  // namespace
@@ -35,10 +31,10 @@ std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, Network net
 void register_models(ModelRegistry& registry) {
   registry.add("gpt", model_of);
   for (const auto& family : model_families()) {
-    const auto factory = [sees = family.encoder != nullptr](const Arguments& arguments) {
-      TORCH_CHECK(arguments.hf_model || !sees,
+    const auto factory = [sees = family.encoder != nullptr](const Arguments& arguments, const HfConfig* config) {
+      TORCH_CHECK(config != nullptr || !sees,
                   "a vision-language model is described by a Hugging Face directory: give --hf-model");
-      return model_of(arguments);
+      return model_of(arguments, config);
     };
     for (const auto& name : {family.architecture, family.model_type}) {
       registry.add(name, factory);

@@ -2,8 +2,8 @@
 
 #include <memory>
 
+#include "checkpoint/hugging_face/hf_config.h"
 #include "framework/modules/model_registry.h"
-#include "models/config/hf_config.h"
 #include "models/network/network.h"
 
 namespace megashard {

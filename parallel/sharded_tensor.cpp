@@ -2,7 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
+#include <utility>
 
 #include "parallel/collectives/device_mesh.h"
 
@@ -13,6 +13,14 @@ ShardedTensor ShardedTensor::replicated(at::Tensor whole) {
   tensor.global_sizes = whole.sizes().vec();
   tensor.offsets.assign(static_cast<size_t>(whole.dim()), 0);
   tensor.local = std::move(whole);
+  return tensor;
+}
+
+at::Tensor narrowed(at::Tensor tensor, at::IntArrayRef offsets, at::IntArrayRef sizes) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const auto dim = static_cast<int64_t>(i);
+    if (sizes[i] != tensor.size(dim)) tensor = tensor.narrow(dim, sizes[i] == 0 ? 0 : offsets[i], sizes[i]);
+  }
   return tensor;
 }
 
@@ -30,11 +38,7 @@ at::Tensor full_tensor(const ShardedTensor& piece) {
   const auto groups = sharding_groups(piece);
   if (groups.empty()) return piece.local.detach();
   const auto whole = at::zeros(piece.global_sizes, piece.local.options().requires_grad(false));
-  auto own = whole;
-  for (int64_t dim = 0; dim < whole.dim(); ++dim)
-    own = own.narrow(dim, std::min(piece.offsets[static_cast<size_t>(dim)], whole.size(dim) - piece.local.size(dim)),
-                     piece.local.size(dim));
-  own.copy_(piece.local.detach());
+  narrowed(whole, piece.offsets, piece.local.sizes()).copy_(piece.local.detach());
   for (const auto& group : groups) group->all_reduce(whole, ReduceOp::kSum).wait();  // the others have zeros there
   return whole;
 }

@@ -46,6 +46,9 @@ struct ShardedTensor {
   bool is_replicated() const { return mesh == nullptr; }
 };
 
+/// View of the box of a tensor that begins at these offsets; an empty box may begin beyond the tensor.
+at::Tensor narrowed(at::Tensor tensor, at::IntArrayRef offsets, at::IntArrayRef sizes);
+
 /// Groups of more than one rank over which a tensor is sharded, one per mesh dimension that shards it.
 std::vector<std::shared_ptr<ProcessGroup>> sharding_groups(const ShardedTensor& tensor);
 

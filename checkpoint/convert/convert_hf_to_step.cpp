@@ -95,7 +95,7 @@ class HfSource {
 };
 
 /// Arguments that Megatron requires in a checkpoint's args, besides the network's.
-Value release_arguments(const WeightLayout& layout) {
+Value release_arguments(const MegatronLayout& layout) {
   auto arguments = layout.arguments;
   for (const char* size : {"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
                            "expert_model_parallel_size", "world_size", "data_parallel_size"})
@@ -114,7 +114,7 @@ void convert_hf_to_step(const HfToStepOptions& options, const ConvertProgress& p
   auto content = HfSource::content(std::make_shared<HfSource>(options));
   content.tensors = as_model(std::move(content.tensors), options.weights);
   if (options.megatron_layout != nullptr) {
-    content.tensors = as_megatron(std::move(content.tensors), *options.megatron_layout);
+    content.tensors = as_megatron(std::move(content.tensors), options.megatron_layout->weights);
     content.megatron_layout = options.megatron_layout;
     content.file_starts.clear();
     content.values.set(kArgsKey, release_arguments(*options.megatron_layout));

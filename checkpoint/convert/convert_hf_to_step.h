@@ -7,7 +7,6 @@
 
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/tensor_stream.h"
-#include "checkpoint/convert/weight_layout.h"
 #include "checkpoint/dcp/checkpoint_format.h"
 
 namespace megashard {
@@ -31,8 +30,8 @@ struct HfToStepOptions {
   /// Checks the weights of the files and those of tie_weight_mapping before any is read; throws to refuse them. Null:
   /// no check.
   std::function<void(const std::vector<TensorInfo>& weights)> check{};
-  bool overwrite = false;                         ///< replaces an existing release
-  const WeightLayout* megatron_layout = nullptr;  ///< null: names are kept
+  bool overwrite = false;                           ///< replaces an existing release
+  const MegatronLayout* megatron_layout = nullptr;  ///< null: names are kept
 };
 
 /// Writes SAVE_DIR/release as MindSpeed-MM's hf_to_dcp does: one .distcp file per safetensors file, and

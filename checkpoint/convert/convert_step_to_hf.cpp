@@ -22,9 +22,6 @@
 namespace megashard {
 namespace {
 
-constexpr const char* kHead = "lm_head.weight";
-constexpr const char* kEmbeddings = "embed_tokens.weight";
-
 /// num_experts of the config, of the language model's part if there are several parts; 0 if there is none.
 int64_t expert_count(const nlohmann::ordered_json& config) {
   for (const auto* part : {"thinker_config", "text_config"}) {
@@ -79,7 +76,8 @@ class StepToHf {
     auto stream = stream_of(reader);
     std::erase_if(stream.tensors,
                   [](const TensorInfo& info) { return !is_model_key(info.name) || is_extra_state(info.name); });
-    if (options.megatron_layout != nullptr) stream = as_hugging_face(std::move(stream), *options.megatron_layout);
+    if (options.megatron_layout != nullptr)
+      stream = as_hugging_face(std::move(stream), options.megatron_layout->weights);
     return as_published(std::move(stream), options.weights);
   }
 
@@ -132,8 +130,8 @@ class StepToHf {
   void settle_tied_weights() {
     const bool tied = config_ && config_->contains("tie_word_embeddings") && (*config_)["tie_word_embeddings"] == true;
     if (!tied) return;
-    const TensorInfo* head = find_ending(kHead);
-    const TensorInfo* embeddings = find_ending(kEmbeddings);
+    const TensorInfo* head = find_ending(kHeadWeight);
+    const TensorInfo* embeddings = find_ending(kEmbeddingsWeight);
     if (head == nullptr || embeddings == nullptr) return;
     const auto& head_name = head->name;
     if (at::equal(read(head_name), read(embeddings->name))) {

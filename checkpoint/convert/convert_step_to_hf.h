@@ -7,7 +7,6 @@
 
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/tensor_stream.h"
-#include "checkpoint/convert/weight_layout.h"
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/step_names.h"
 
@@ -30,7 +29,7 @@ struct StepToHfOptions {
   /// config.json. They match names that end with them or that lie below "experts.".
   std::vector<std::string> fused_linear_names;
   bool to_bf16 = false;
-  const WeightLayout* megatron_layout = nullptr;  ///< layout of the step; null: names are kept
+  const MegatronLayout* megatron_layout = nullptr;  ///< layout of the step; null: names are kept
   /// Checks the weights, with names and sizes as in the files, before any is read; throws to refuse them. Null: no
   /// check.
   std::function<void(const std::vector<TensorInfo>& weights)> check{};

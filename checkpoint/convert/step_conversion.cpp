@@ -92,7 +92,7 @@ void drop_buckets(StepContent& content, const ConvertProgress& progress) {
 }
 
 /// Adds the layout's description of the network to the step's args.
-void complete_arguments(Dict& values, const WeightLayout& layout) {
+void complete_arguments(Dict& values, const MegatronLayout& layout) {
   const auto* args = values.find(kArgsKey);
   const auto* fields = args == nullptr ? nullptr : namespace_fields(*args);
   if (fields == nullptr) return;
@@ -138,9 +138,9 @@ void convert_step(const StepConversion& options, const ConvertProgress& progress
                       .file_starts = {}};
   if (layout != nullptr) {
     drop_buckets(content, progress);
-    content.tensors = to_megatron ? as_megatron(std::move(content.tensors), *layout)
-                                  : as_hugging_face(std::move(content.tensors), *layout);
-    rename_groups(content.values, *layout, to_megatron);
+    content.tensors = to_megatron ? as_megatron(std::move(content.tensors), layout->weights)
+                                  : as_hugging_face(std::move(content.tensors), layout->weights);
+    rename_groups(content.values, layout->weights, to_megatron);
     if (to_megatron) complete_arguments(content.values, *layout);
   }
   write_step(step, options.to, content, progress, options.overwrite);

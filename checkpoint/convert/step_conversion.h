@@ -5,7 +5,6 @@
 
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/tensor_stream.h"
-#include "checkpoint/convert/weight_layout.h"
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/steps/checkpoint_directory.h"
 #include "checkpoint/values/value.h"
@@ -15,9 +14,9 @@ namespace megashard {
 /// Content of a step that a converter writes.
 struct StepContent {
   TensorStream tensors;
-  Dict values;                                    ///< nested as for save_checkpoint
-  const WeightLayout* megatron_layout = nullptr;  ///< layout of the tensors
-  std::unordered_set<std::string> file_starts;    ///< keys before which a new data file starts
+  Dict values;                                      ///< nested as for save_checkpoint
+  const MegatronLayout* megatron_layout = nullptr;  ///< layout of the tensors
+  std::unordered_set<std::string> file_starts;      ///< keys before which a new data file starts
 };
 
 /// Writes and commits a step (StepWriter::commit_converted: replaces an existing one only with `overwrite`, never moves
@@ -30,8 +29,8 @@ struct StepConversion {
   std::string save_dir;  ///< receives the step of the same name, and the tracker if it is the newest
   CheckpointFormat from = CheckpointFormat::kTorchDcp;
   CheckpointFormat to = CheckpointFormat::kTorchDist;
-  const WeightLayout* megatron_layout = nullptr;  ///< layout of the torch_dist side; null: names are kept
-  bool overwrite = false;                         ///< replaces a step in save_dir, which must not be load_dir
+  const MegatronLayout* megatron_layout = nullptr;  ///< layout of the torch_dist side; null: names are kept
+  bool overwrite = false;                           ///< replaces a step in save_dir, which must not be load_dir
 };
 
 /// Converts a whole step, with optimizer and values, to the other format. Verifies every byte of the source first.

@@ -2,11 +2,12 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
-#include <optional>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -16,6 +17,8 @@
 
 namespace megashard {
 namespace {
+
+using Names = std::vector<std::string>;
 
 /// Parts of a key around the weight's name, for one kind of tensors.
 struct KeyFamily {
@@ -37,128 +40,248 @@ std::vector<KeyFamily> families_of(const std::vector<TensorInfo>& tensors) {
   return families;
 }
 
-/// Parts of a stream being changed.
-class StreamChange {
+Names stored_names(const StoredForm& form) {
+  Names names;
+  for (const auto& part : form.parts) {
+    if (std::ranges::count(names, part.stored) == 0) names.push_back(part.stored);
+  }
+  return names;
+}
+
+Names model_names(const WeightGroup& group) {
+  Names names;
+  for (const auto& each : group.tensors) names.push_back(each.name);
+  return names;
+}
+
+enum class Target { kModel, kPublished };
+/// Whether the map has only some of the tensors, or must have all.
+enum class Coverage { kSome, kAll };
+
+/// A stream whose groups of weights change their form.
+class FormChange {
  public:
-  explicit StreamChange(TensorStream stream) : from_(std::move(stream)) {
+  FormChange(TensorStream stream, const WeightMap& map, Target target, Coverage coverage)
+      : from_(std::move(stream)), target_(target), coverage_(coverage) {
     for (const auto& info : from_.tensors) infos_.emplace(info.name, &info);
+    for (const auto& group : map.groups) groups_.push_back(std::make_unique<WeightGroup>(group));
+    for (const auto& family : families_of(from_.tensors)) {
+      for (const auto& group : groups_) add(family, *group);
+    }
+    if (coverage_ == Coverage::kAll) {
+      check_coverage();
+      return;
+    }
+    for (const auto& info : from_.tensors) {
+      const auto found = replaced_.find(info.name);
+      if (found == replaced_.end()) {
+        tensors_.push_back(info);
+      } else {
+        std::ranges::move(found->second, std::back_inserter(tensors_));
+        found->second.clear();  // written once, in the place of the group's first tensor
+      }
+    }
   }
 
-  using Read = std::function<at::Tensor(const TensorStream& from)>;
-
-  const TensorStream& from() const { return from_; }
-  std::vector<KeyFamily> families() const { return families_of(from_.tensors); }
-  /// Returns the tensor with that key and marks it as used; null if there is none.
-  const TensorInfo* take(const std::string& key) {
-    const auto found = infos_.find(key);
-    if (found == infos_.end()) return nullptr;
-    taken_.insert(key);
-    return found->second;
+  static TensorStream changed(const std::shared_ptr<FormChange>& change) {
+    return {.tensors = change->tensors_,
+            .read = [change](const std::string& key) { return change->read(key); },
+            .where = change->from_.where};
   }
-  void add(TensorInfo info, Read read) {
-    reads_.emplace(info.name, std::move(read));
-    tensors_.push_back(std::move(info));
-  }
-  void miss(const std::string& key) { missing_.push_back(key); }
 
-  TensorStream finish() && {
-    TORCH_CHECK_VALUE(!taken_.empty() || missing_.empty(), from_.where,
-                      " holds none of the weights that this takes, such as ", missing_[0],
-                      ": convert without --megatron-layout, or give the config.json that belongs to it");
+ private:
+  /// A tensor of the model, or of files, that is made of others.
+  struct Made {
+    KeyFamily family;
+    const WeightGroup* group;
+    const StoredForm* from;  // in which the stream has the model's tensor; null: as it is
+    const StoredForm* to;    // null: the model's
+    std::string name;
+    TensorInfo info;
+    std::string scalar{};  // source of an optimizer's step; empty: a tensor of the weight's sizes
+  };
+
+  const TensorInfo* info(const KeyFamily& family, const std::string& name) const {
+    const auto found = infos_.find(family.key(name));
+    return found == infos_.end() ? nullptr : found->second;
+  }
+
+  /// Whether the stream has the group in this form (null: the model's), of which one tensor is there.
+  bool has_form(const KeyFamily& family, const WeightGroup& group, const StoredForm* form) const {
+    const auto is_there = [&](const std::string& name, const auto& fits) {
+      const auto* there = info(family, name);
+      return there != nullptr && ((there->sizes.empty() && !family.is_model()) || fits(there->sizes));
+    };
+    if (form == nullptr) {
+      return std::ranges::all_of(group.tensors, [&](const WeightGroup::Member& each) {
+        return is_there(each.name, [&](const auto& sizes) { return sizes == each.sizes; });
+      });
+    }
+    return std::ranges::all_of(form->parts, [&](const WeightPart& part) {
+      return is_there(part.stored, [&](const auto& sizes) { return is_stored_with(part, sizes); });
+    });
+  }
+
+  void add(const KeyFamily& family, const WeightGroup& group) {
+    const auto* published = &group.forms.front();
+    const auto* to = target_ == Target::kPublished ? published : nullptr;
+    const StoredForm* from = nullptr;
+    if (coverage_ == Coverage::kAll) {
+      from = to == nullptr ? published : nullptr;
+      if (!need(family, group, from)) return;
+    } else if (!has_form(family, group, nullptr)) {
+      const auto fits = [&](const StoredForm& form) { return has_form(family, group, &form); };
+      const auto found = std::ranges::find_if(group.forms, fits);
+      if (found == group.forms.end()) return;
+      from = &*found;
+    }
+    if (from == to) return;
+    make(family, group, from, to);
+  }
+
+  /// Checks that the stream has the group in this form; false if a tensor is missing.
+  bool need(const KeyFamily& family, const WeightGroup& group, const StoredForm* form) {
+    const auto names = form == nullptr ? model_names(group) : stored_names(*form);
+    const auto is_missing = [&](const std::string& name) { return info(family, name) == nullptr; };
+    const auto missing = std::ranges::count_if(names, is_missing);
+    if (missing == std::ssize(names) && !family.is_model()) return false;  // the optimizer does not train it
+    for (const auto& name : names) {
+      if (is_missing(name)) missing_.push_back(family.key(name));
+      taken_.insert(family.key(name));
+    }
+    is_of_map_ = is_of_map_ || missing < std::ssize(names);
+    if (missing > 0 || has_form(family, group, form)) return missing == 0;
+    const auto refuse = [&](const std::string& name, const std::vector<int64_t>& expected, const char* more) {
+      const auto& there = *info(family, name);
+      TORCH_CHECK_VALUE(there.sizes == expected, from_.where, " holds ", there.name, " of sizes ",
+                        describe_sizes(there.sizes), ", and config.json makes them ", describe_sizes(expected), more,
+                        ": give the config.json that belongs to it");
+    };
+    for (const auto& each : group.tensors) {
+      if (form == nullptr) refuse(each.name, each.sizes, "");
+    }
+    for (size_t i = 0; form != nullptr && i < form->parts.size(); ++i) {
+      const auto& part = form->parts[i];
+      if (!is_stored_with(part, info(family, part.stored)->sizes))
+        refuse(part.stored, least_sizes(part), part.padded ? " or more rows" : "");
+    }
+    return true;
+  }
+
+  void make(const KeyFamily& family, const WeightGroup& group, const StoredForm* from, const StoredForm* to) {
+    std::unordered_set<std::string> sources;
+    const auto source_names = from == nullptr ? model_names(group) : stored_names(*from);
+    for (const auto& name : source_names) sources.insert(family.key(name));
+    const auto& first = *info(family, source_names.front());
+    auto dtype = first.dtype;
+    for (const auto& key : sources) dtype = c10::promoteTypes(dtype, infos_.at(key)->dtype);
+    const bool is_scalar = first.sizes.empty() && !family.is_model();
+    std::vector<TensorInfo> results;
+    const auto add = [&](const std::string& name, const std::vector<int64_t>& sizes) {
+      const TensorInfo result{family.key(name), dtype, is_scalar ? std::vector<int64_t>() : sizes};
+      const Made made{family, &group, from, to, name, result, is_scalar ? first.name : ""};
+      if (made_.emplace(result.name, made).second) results.push_back(result);
+    };
+    if (to == nullptr) {
+      for (const auto& each : group.tensors) add(each.name, each.sizes);
+    } else {
+      for (const auto& part : to->parts) add(part.stored, part.stored_sizes);
+    }
+    if (coverage_ == Coverage::kAll) {
+      std::ranges::move(results, std::back_inserter(tensors_));
+      return;
+    }
+    const auto place =
+        std::ranges::find_if(from_.tensors, [&](const TensorInfo& info) { return sources.contains(info.name); });
+    for (const auto& key : sources) replaced_[key];
+    replaced_[place->name] = std::move(results);
+  }
+
+  void check_coverage() const {
+    TORCH_CHECK_VALUE(is_of_map_ || missing_.empty(), from_.where,
+                      " holds none of the weights that this takes, such "
+                      "as ",
+                      missing_[0], ": convert without --megatron-layout, or give the config.json that belongs to it");
     TORCH_CHECK_VALUE(
         missing_.empty(), from_.where, " lacks weights that config.json asks for: ", listed(missing_),
         "; give the config.json that belongs to it (its tie_word_embeddings says whether there is a head)");
-    std::vector<std::string> left;
+    Names left;
     for (const auto& info : from_.tensors) {
       const bool derived = is_extra_state(info.name) || info.name.ends_with(".rotary_emb.inv_freq");
-      if (taken_.count(info.name) == 0 && !derived) left.push_back(info.name);
+      if (!taken_.contains(info.name) && !derived) left.push_back(info.name);
     }
     TORCH_CHECK_VALUE(left.empty(), from_.where,
                       " holds tensors that have no place in this model's Megatron layout: ", listed(left),
                       "; give the config.json that belongs to it, or convert without --megatron-layout");
-    TensorStream changed{std::move(tensors_), {}, from_.where};
-    auto shared = std::make_shared<StreamChange>(std::move(*this));
-    changed.read = [shared](const std::string& key) { return shared->reads_.at(key)(shared->from_); };
-    return changed;
   }
 
- private:
-  TensorStream from_;
-  std::unordered_map<std::string, const TensorInfo*> infos_;
-  std::unordered_set<std::string> taken_;
-  std::unordered_map<std::string, Read> reads_;
-  std::vector<TensorInfo> tensors_;
-  std::vector<std::string> missing_;
-};
-
-void add_megatron_weight(StreamChange& change, const KeyFamily& family, const MegatronWeight& weight) {
-  std::vector<std::string> keys;
-  std::vector<std::string> absent;
-  const TensorInfo* first = nullptr;
-  for (const auto& source : weight.sources) {
-    keys.push_back(family.key(source));
-    const auto* info = change.take(keys.back());
-    if (info == nullptr) {
-      absent.push_back(keys.back());
-    } else if (first == nullptr) {
-      first = info;
+  at::Tensor read(const std::string& key) {
+    const at::NoGradGuard no_grad;
+    const auto found = made_.find(key);
+    if (found == made_.end()) return from_.read(key);
+    const auto& made = found->second;
+    if (!made.scalar.empty()) return from_.read(made.scalar);
+    if (made.to == nullptr) return of_model(made, made.name);
+    at::Tensor whole;
+    for (const auto& part : made.to->parts) {
+      if (part.stored != made.name) continue;
+      const auto tensor = kept(made, part.tensor);
+      const auto pieces = stored_pieces({"", {part}}, part.tensor, ShardedTensor::replicated(tensor));
+      const auto& first = pieces.front().second.local;
+      if (first.sizes() == at::IntArrayRef(made.info.sizes)) return first.contiguous();
+      if (!whole.defined()) whole = at::zeros(made.info.sizes, tensor.options());  // rows in no part are padding
+      for (const auto& [stored, piece] : pieces) narrowed(whole, piece.offsets, piece.local.sizes()).copy_(piece.local);
     }
+    return whole;
   }
-  if (first == nullptr && !family.is_model()) return;  // a weight that the optimizer does not train
-  for (const auto& key : absent) change.miss(key);
-  if (!absent.empty()) return;
-  const bool is_scalar = first->sizes.empty();  // the optimizer's step
-  change.add({family.key(weight.name), first->dtype, is_scalar ? first->sizes : weight.sizes},
-             [weight, keys, is_scalar](const TensorStream& from) {
-               if (is_scalar) return from.read(keys[0]);
-               return gather_sources(weight, [&](size_t i) { return from.read(keys[i]); });
-             });
-}
 
-void check_stored_sizes(const TensorInfo& stored, const MegatronWeight& weight, const std::string& where) {
-  auto expected = weight.sizes;
-  const bool is_padded = weight.padded && !stored.sizes.empty();
-  if (is_padded) expected[0] = std::max(stored.sizes[0], source_sizes(weight, 0)[0]);
-  TORCH_CHECK_VALUE(stored.sizes == expected, where, " holds ", stored.name, " of sizes ", describe_sizes(stored.sizes),
-                    ", and config.json makes them ", describe_sizes(expected), is_padded ? " or more rows" : "",
-                    ": give the config.json that belongs to it");
-}
+  at::Tensor of_model(const Made& made, const std::string& name) {
+    if (made.from == nullptr) return from_.read(made.family.key(name)).to(made.info.dtype);
+    const auto& tensors = made.group->tensors;
+    const auto member = std::ranges::find(tensors, name, &WeightGroup::Member::name);
+    const auto options = at::TensorOptions(made.info.dtype).device(at::kCPU);
+    auto whole = ShardedTensor::replicated(at::empty(member->sizes, options));
+    for (const auto& part : made.from->parts) {
+      if (part.tensor == name) read_part(part, stored(made.family.key(part.stored)), whole);
+    }
+    return std::move(whole.local);
+  }
 
-/// The Megatron weight that was read last.
-struct LastRead {
-  std::string key;
-  at::Tensor tensor;
+  /// Keeps the stored tensor that was read last, which several parts are cut from.
+  const at::Tensor& stored(const std::string& key) {
+    if (last_stored_.first == key) return last_stored_.second;
+    last_stored_ = {};  // free it before the next is read
+    last_stored_ = {key, from_.read(key)};
+    return last_stored_.second;
+  }
+
+  /// Keeps the tensors of the last group, which its stored ones are cut from.
+  at::Tensor kept(const Made& made, const std::string& name) {
+    if (last_group_ != std::pair(made.group, made.family.buffer)) last_.clear();
+    last_group_ = {made.group, made.family.buffer};
+    auto& tensor = last_[name];
+    if (!tensor.defined()) tensor = of_model(made, name);
+    return tensor;
+  }
+
+  TensorStream from_;
+  Target target_;
+  Coverage coverage_;
+  std::unordered_map<std::string, const TensorInfo*> infos_;
+  std::vector<std::unique_ptr<WeightGroup>> groups_;
+  std::unordered_map<std::string, Made> made_;  // by key
+  std::unordered_map<std::string, std::vector<TensorInfo>> replaced_;
+  std::unordered_set<std::string> taken_;
+  Names missing_;
+  bool is_of_map_ = false;
+  std::vector<TensorInfo> tensors_;
+  std::pair<const WeightGroup*, std::string> last_group_;
+  std::unordered_map<std::string, at::Tensor> last_;
+  std::pair<std::string, at::Tensor> last_stored_;
 };
 
-at::Tensor split_source(const MegatronWeight& weight, size_t source, const at::Tensor& stored) {
-  const at::NoGradGuard no_grad;
-  auto part = at::empty(source_sizes(weight, source), stored.options());
-  for (const auto& run : weight.runs) {
-    if (run.source != source) continue;
-    part.narrow(0, run.from_row, run.rows).copy_(stored.narrow(0, run.to_row, run.rows));
-  }
-  return part;
-}
-
-void add_sources(StreamChange& change, const KeyFamily& family, const MegatronWeight& weight,
-                 const std::shared_ptr<LastRead>& last) {
-  const auto key = family.key(weight.name);
-  const auto* stored = change.take(key);
-  if (stored == nullptr) {
-    if (family.is_model()) change.miss(key);
-    return;
-  }
-  const bool is_scalar = stored->sizes.empty();
-  if (!is_scalar) check_stored_sizes(*stored, weight, change.from().where);
-  for (size_t i = 0; i < weight.sources.size(); ++i) {
-    change.add({family.key(weight.sources[i]), stored->dtype, is_scalar ? stored->sizes : source_sizes(weight, i)},
-               [weight, key, i, is_scalar, last](const TensorStream& from) {
-                 if (is_scalar) return from.read(key);
-                 if (last->key != key) *last = {};  // free it before the next is read
-                 if (last->key != key) *last = {key, from.read(key)};
-                 return split_source(weight, i, last->tensor);
-               });
-  }
+TensorStream changed(TensorStream stream, const WeightMap& map, Target target, Coverage coverage) {
+  return FormChange::changed(std::make_shared<FormChange>(std::move(stream), map, target, coverage));
 }
 
 }  // namespace
@@ -175,29 +298,29 @@ TensorStream stream_of(const std::shared_ptr<CheckpointReader>& reader) {
   return stream;
 }
 
-TensorStream as_megatron(TensorStream stream, const WeightLayout& layout) {
-  StreamChange change(std::move(stream));
-  for (const auto& family : change.families()) {
-    for (const auto& weight : layout.weights) add_megatron_weight(change, family, weight);
-  }
-  return std::move(change).finish();
+TensorStream as_model(TensorStream stream, const WeightMap& map) {
+  return changed(std::move(stream), map, Target::kModel, Coverage::kSome);
 }
 
-TensorStream as_hugging_face(TensorStream stream, const WeightLayout& layout) {
-  StreamChange change(std::move(stream));
-  const auto last = std::make_shared<LastRead>();
-  for (const auto& family : change.families()) {
-    for (const auto& weight : layout.weights) add_sources(change, family, weight, last);
-  }
-  return std::move(change).finish();
+TensorStream as_published(TensorStream stream, const WeightMap& map) {
+  return changed(std::move(stream), map, Target::kPublished, Coverage::kSome);
 }
 
-void rename_groups(Dict& values, const WeightLayout& layout, bool to_megatron) {
-  std::map<std::string, std::vector<std::string>> renamed;
-  for (const auto& weight : layout.weights) {
-    if (!to_megatron) renamed[weight.name] = weight.sources;
-    for (size_t i = 0; to_megatron && i < weight.sources.size(); ++i)
-      renamed[weight.sources[i]] = i == 0 ? std::vector{weight.name} : std::vector<std::string>();
+TensorStream as_megatron(TensorStream stream, const WeightMap& all) {
+  return changed(std::move(stream), all, Target::kPublished, Coverage::kAll);
+}
+
+TensorStream as_hugging_face(TensorStream stream, const WeightMap& all) {
+  return changed(std::move(stream), all, Target::kModel, Coverage::kAll);
+}
+
+void rename_groups(Dict& values, const WeightMap& map, bool to_published) {
+  std::map<std::string, Names> renamed;
+  for (const auto& group : map.groups) {
+    auto from = model_names(group), to = stored_names(group.forms.front());
+    if (!to_published) std::swap(from, to);
+    for (const auto& name : from) renamed[name];
+    renamed[from.front()] = to;
   }
   auto* optimizer = values.find(kOptimizerKey);
   auto* fields = optimizer == nullptr ? nullptr : optimizer->get_if<Dict>();

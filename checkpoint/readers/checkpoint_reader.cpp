@@ -53,10 +53,8 @@ void CheckpointReader::read_into(const std::string& key, const ShardedTensor& in
   CheckpointReader::check_fit(key, into);
   if (into.local.numel() == 0) return;
   const bool is_scalar = into.offsets.empty();
-  auto stored = read_rows(key, is_scalar ? 0 : into.offsets[0], is_scalar ? 1 : into.local.size(0));
-  for (int64_t dim = 1; dim < stored.dim(); ++dim)
-    stored = stored.narrow(dim, into.offsets[static_cast<size_t>(dim)], into.local.size(dim));
-  into.local.detach().copy_(stored);
+  const auto rows = read_rows(key, is_scalar ? 0 : into.offsets[0], is_scalar ? 1 : into.local.size(0));
+  into.local.detach().copy_(narrowed(rows, into.offsets, into.local.sizes()));
 }
 
 Dict CheckpointReader::read_values(const std::function<bool(const std::string& key)>& wanted) {

@@ -23,17 +23,18 @@ struct Box {
 
 /// The part of the shard that lies in a box of its tensor; undefined data if there is none.
 Box intersection(const WeightPart& part, const ShardedTensor& shard) {
-  Box both{shard.local.detach(), {}};
   TORCH_INTERNAL_ASSERT(part.sizes.size() == shard.global_sizes.size(), part.tensor);
+  Sizes offsets, in_shard, sizes;
   for (size_t i = 0; i < part.sizes.size(); ++i) {
-    const auto dim = static_cast<int64_t>(i);
+    const int64_t shard_end = shard.offsets[i] + shard.local.size(static_cast<int64_t>(i));
     const int64_t begin = std::max(part.offsets[i], shard.offsets[i]);
-    const int64_t end = std::min(part.offsets[i] + part.sizes[i], shard.offsets[i] + shard.local.size(dim));
+    const int64_t end = std::min(part.offsets[i] + part.sizes[i], shard_end);
     if (begin >= end) return {};
-    both.data = both.data.narrow(dim, begin - shard.offsets[i], end - begin);
-    both.offsets.push_back(begin);
+    offsets.push_back(begin);
+    in_shard.push_back(begin - shard.offsets[i]);
+    sizes.push_back(end - begin);
   }
-  return both;
+  return {narrowed(shard.local.detach(), in_shard, sizes), std::move(offsets)};
 }
 
 at::Tensor in_model_dimensions(const WeightPart& part, at::Tensor stored) {
@@ -174,10 +175,21 @@ WeightPart rows_part(std::string tensor, int64_t first, int64_t rows, std::strin
   return part;
 }
 
+bool is_stored_with(const WeightPart& part, Sizes sizes) {
+  if (part.padded && !sizes.empty()) sizes[0] = std::min(sizes[0], least_sizes(part)[0]);
+  return sizes == least_sizes(part);
+}
+
+Sizes least_sizes(const WeightPart& part) {
+  auto sizes = part.stored_sizes;
+  if (part.padded) sizes[0] = stored_offset(part, 0) + part.sizes[0];
+  return sizes;
+}
+
 const StoredForm* fitting_form(const WeightGroup& group, const StoredSizes& sizes) {
   const auto fits = [&](const WeightPart& part) {
     const auto* stored = sizes(part.stored);
-    return stored != nullptr && *stored == part.stored_sizes;
+    return stored != nullptr && is_stored_with(part, *stored);
   };
   const auto found =
       std::ranges::find_if(group.forms, [&](const StoredForm& form) { return std::ranges::all_of(form.parts, fits); });
@@ -211,22 +223,18 @@ const WeightGroup* WeightMap::group_of(const std::string& tensor) const {
 }
 
 at::Tensor box_of(const WeightPart& part, const at::Tensor& stored) {
-  auto box = in_model_dimensions(part, stored);
-  for (size_t i = 0; i < part.sizes.size(); ++i)
-    box = box.narrow(static_cast<int64_t>(i), stored_offset(part, i), part.sizes[i]);
-  return box;
+  const auto whole = in_model_dimensions(part, stored);
+  return part.stored_offsets.empty() ? narrowed(whole, Sizes(part.sizes.size()), part.sizes)
+                                     : narrowed(whole, part.stored_offsets, part.sizes);
 }
 
 void read_part(const WeightPart& part, const at::Tensor& stored, const ShardedTensor& into) {
   const at::NoGradGuard no_grad;
   const auto both = intersection(part, into);
   if (!both.data.defined()) return;
-  auto box = box_of(part, stored);
-  for (size_t i = 0; i < part.sizes.size(); ++i) {
-    const auto dim = static_cast<int64_t>(i);
-    box = box.narrow(dim, both.offsets[i] - part.offsets[i], both.data.size(dim));
-  }
-  both.data.copy_(box);
+  auto offsets = both.offsets;
+  for (size_t i = 0; i < offsets.size(); ++i) offsets[i] -= part.offsets[i];
+  both.data.copy_(narrowed(box_of(part, stored), offsets, both.data.sizes()));
 }
 
 ShardedTensors stored_pieces(const StoredForm& form, const std::string& tensor, const ShardedTensor& shard,

@@ -12,8 +12,12 @@
 
 namespace megashard {
 
-// How files have the weights of a model: under other names, one expert by one or packed, transposed, fused. All forms
-// are views, so one description serves reading and writing, whole and sharded.
+// How files have the weights of a model: under other names, one expert by one or packed, transposed, fused, as the rows
+// of Megatron's linears. All forms are views, so one description serves reading and writing, whole and sharded.
+
+/// Hugging Face's name of the output projection, and the end of that of the embeddings.
+inline constexpr const char* kHeadWeight = "lm_head.weight";
+inline constexpr const char* kEmbeddingsWeight = "embed_tokens.weight";
 
 /// A box of a model's tensor, and where a tensor of the files has it.
 struct WeightPart {
@@ -23,6 +27,7 @@ struct WeightPart {
   std::vector<int64_t> stored_sizes;           ///< sizes of the stored tensor
   std::vector<int64_t> view{}, permutation{};  ///< give it the model's dimensions: view(), then permute(); empty: none
   std::vector<int64_t> stored_offsets{};       ///< begin of the box after view and permutation; empty: zeros
+  bool padded = false;                         ///< the stored tensor may have any number of further rows
 };
 
 /// The stored tensor is the whole tensor of the model, after view() and permute().
@@ -35,9 +40,13 @@ WeightPart indexed_part(std::string tensor, const std::vector<int64_t>& index, s
 WeightPart rows_part(std::string tensor, int64_t first, int64_t rows, std::string stored,
                      std::vector<int64_t> stored_sizes, int64_t stored_first);
 
+/// Sizes that a stored tensor needs for the part; a padded one may have more rows.
+std::vector<int64_t> least_sizes(const WeightPart& part);
+bool is_stored_with(const WeightPart& part, std::vector<int64_t> sizes);
+
 /// One of the forms that files can have for some of a model's tensors.
 struct StoredForm {
-  std::string kind;  ///< "separate", "packed", "transposed"
+  std::string kind;  ///< "separate", "packed", "transposed", "megatron"
   std::vector<WeightPart> parts;
 };
 

@@ -11,12 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/convert/weight_layout.h"
+#include "checkpoint/convert/tensor_stream.h"
 #include "framework/arguments/argument_view.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/multi_modal_module.h"
 
 namespace megashard {
+
+class HfConfig;
 
 /// Maps names to factories. Filled by register_models() (models/register_models.h) and by a program's add().
 class ModelRegistry {
@@ -25,28 +27,34 @@ class ModelRegistry {
   /// no values: load weights or call init_weights().
   using Factory = std::function<std::shared_ptr<MultiModalModule>(const Arguments&)>;
 
+  /// The same for a model that config.json describes; `config`: null without --hf-model.
+  using ConfigFactory = std::function<std::shared_ptr<MultiModalModule>(const Arguments&, const HfConfig* config)>;
+
   /// The same for a model that is compiled on its own (ModelPlugin).
   using PluginFactory = std::function<std::shared_ptr<MultiModalModule>(const ArgumentView&)>;
 
   /// Throw if the name is taken.
+  void add(std::string name, ConfigFactory factory);
   void add(std::string name, Factory factory);
   void add(std::string name, PluginFactory factory);
   /// `name` empty: config.json's architectures[0], else its model_type; "gpt" without --hf-model. Throws an error that
   /// lists the known names if it is unknown.
-  std::shared_ptr<MultiModalModule> create(const Arguments& arguments, std::string name = "") const;
+  /// `config`: --hf-model's, if it is read already.
+  std::shared_ptr<MultiModalModule> create(const Arguments& arguments, std::string name = "",
+                                           const HfConfig* config = nullptr) const;
   std::vector<std::string> names() const;
 
   /// Mapping of the weights that a Hugging Face config.json describes to Megatron's model, with the vocabulary padded
   /// to a multiple of `vocab_divisor`.
-  using LayoutFactory = std::function<WeightLayout(const std::filesystem::path& hf_dir, int64_t vocab_divisor)>;
+  using LayoutFactory = std::function<MegatronLayout(const HfConfig& config, int64_t vocab_divisor)>;
 
   /// Adds the layout of a family, registered or not. Throws if it has one already.
   void add_layout(std::string name, LayoutFactory factory);
   /// Selected as by create(). Throws an error that lists the supported architectures if there is no layout.
-  WeightLayout layout(const std::filesystem::path& hf_dir, int64_t vocab_divisor) const;
+  MegatronLayout layout(const std::filesystem::path& hf_dir, int64_t vocab_divisor) const;
 
  private:
-  std::map<std::string, Factory> factories_;
+  std::map<std::string, ConfigFactory> factories_;
   std::map<std::string, LayoutFactory> layouts_;
 };
 

@@ -118,7 +118,7 @@ void MegatronLayoutFlags::add(CLI::App& app) {
                  "times it, as in Megatron [1]; nothing else depends on it");
 }
 
-std::optional<WeightLayout> MegatronLayoutFlags::layout(const std::string& hf_dir, const std::string& flag) const {
+std::optional<MegatronLayout> MegatronLayoutFlags::layout(const std::string& hf_dir, const std::string& flag) const {
   if (!use) return std::nullopt;
   for (const auto& [name, value] : {std::pair("--make-vocab-size-divisible-by", make_vocab_size_divisible_by),
                                     std::pair("--tensor-model-parallel-size", tensor_model_parallel_size)}) {

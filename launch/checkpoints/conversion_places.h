@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/convert/weight_layout.h"
+#include "checkpoint/convert/tensor_stream.h"
 
 namespace megashard {
 
@@ -43,7 +43,7 @@ struct MegatronLayoutFlags {
   void add(CLI::App& app);
   /// Layout of the model that hf_dir's config.json describes; nullopt without --megatron-layout. `flag` is the flag of
   /// hf_dir.
-  std::optional<WeightLayout> layout(const std::string& hf_dir, const std::string& flag) const;
+  std::optional<MegatronLayout> layout(const std::string& hf_dir, const std::string& flag) const;
 };
 
 }  // namespace megashard

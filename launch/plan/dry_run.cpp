@@ -24,7 +24,7 @@
 #include "launch/plan/planned_run.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/session.h"
-#include "models/decoder_arguments.h"
+#include "models/network_arguments.h"
 
 namespace megashard {
 namespace {
@@ -158,7 +158,7 @@ RunPlan plan_with_origins(CommandLine line, const RendezvousOptions& ranks, Valu
   RunPlan plan = validate_run(std::move(line), {}, ranks, sink, &sharding_keys);
   const OptimizerParamScheduler schedule(scheduler_options(plan.arguments));  // throws for wrong settings
   origins.note_changes(plan.arguments, kFromOthers);
-  take_network_from_hf_model(plan.arguments, sink);
+  plan.hf_config = take_network_from_hf_model(plan.arguments, sink);
   origins.note_changes(plan.arguments, "config.json of " + plan.arguments.hf_model.value_or(""));
   return plan;
 }

@@ -16,7 +16,7 @@
 #include "launch/plan/device_file.h"
 #include "launch/plan/quiet_callbacks.h"
 #include "launch/train/session.h"
-#include "models/decoder_arguments.h"
+#include "models/network_arguments.h"
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/collectives/routed_process_group.h"
 #include "parallel/device/cuda_module.h"
@@ -162,7 +162,7 @@ RunPlan plan_of_rank_0(CommandLine line, int world_size, const PlanChange& chang
   if (change.reshard_after_forward) plan.sharding.config.reshard_after_forward = *change.reshard_after_forward;
   if (change.sharding_size) plan.sharding.config.sharding_size = *change.sharding_size;
   if (change.offloads) plan.sharding.config.offload_to_cpu = true;
-  take_network_from_hf_model(plan.arguments, [](Severity, const std::string&) {});
+  plan.hf_config = take_network_from_hf_model(plan.arguments, [](Severity, const std::string&) {});
   return plan;
 }
 

@@ -241,7 +241,8 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   nlohmann::ordered_json config_to_save;
   const auto generators_seeded = [&] {
     at::globalContext().setDeterministicAlgorithms(arguments.deterministic_mode, /*warn_only=*/false);
-    if (arguments.save_hf) config_to_save = prepare_hf_model(arguments, group);
+    const auto* file = plan.hf_config ? &*plan.hf_config : nullptr;
+    if (arguments.save_hf) config_to_save = prepare_hf_model(arguments, file, group);
   };
   const auto model_built = [&](const MultiModalModule& model) {
     if (environment.rank == 0) print_parameter_counts(model);

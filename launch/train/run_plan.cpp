@@ -11,7 +11,7 @@
 #include "launch/arguments/model_folder.h"
 #include "launch/mindspeed/preparation.h"
 #include "launch/roll/roll_keys.h"
-#include "models/decoder_arguments.h"
+#include "models/network_arguments.h"
 
 namespace megashard {
 namespace {
@@ -150,7 +150,7 @@ RunPlan plan_run(CommandLine line, const RunParts& parts, const RendezvousOption
   }
   if (!applied) line.mistakes.throw_if_any();  // without it much would seem to be missing
   RunPlan plan = validate_run(std::move(line), parts, ranks, sink);
-  take_network_from_hf_model(plan.arguments, sink);
+  plan.hf_config = take_network_from_hf_model(plan.arguments, sink);
   return plan;
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "checkpoint/hugging_face/hf_config.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/arguments.h"
 #include "framework/arguments/key_log.h"
@@ -25,6 +27,7 @@ struct ShardingPlan {
 struct RunPlan {
   Arguments arguments;
   ShardingPlan sharding;
+  std::optional<HfConfig> hf_config{};    ///< --hf-model's config.json
   bool trains = true;                     ///< has optimizer steps
   std::vector<int64_t> device_mapping{};  ///< of ROLL's worker: the GPU of each rank; empty: by the launcher
 };

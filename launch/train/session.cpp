@@ -253,13 +253,15 @@ Start find_start(const RunPlan& plan, const ProcessGroupPtr& group, const Diagno
   return {.source = WeightSource::kInitialisation, .initialises = true};
 }
 
-BuiltModel build_model(const Arguments& arguments, bool initialises) {
+BuiltModel build_model(const RunPlan& plan, bool initialises) {
+  const Arguments& arguments = plan.arguments;
   ModelRegistry registry;
   register_models(registry);
   if (arguments.model_plugin) load_model_plugin(*arguments.model_plugin, registry);
   const auto make = [&] {
     std::shared_ptr<MultiModalModule> model;
-    value_errors_are_mistakes([&] { model = registry.create(arguments, arguments.model.value_or("")); });
+    const auto* config = plan.hf_config ? &*plan.hf_config : nullptr;
+    value_errors_are_mistakes([&] { model = registry.create(arguments, arguments.model.value_or(""), config); });
     auto* init = dynamic_cast<WeightInitMixin*>(model.get());
     // With the meta device --no-initialization only means not to initialise twice (MindSpeed-MM).
     const bool draws = arguments.perform_initialization || arguments.init_model_with_meta_device;
@@ -350,7 +352,7 @@ Session open_session(const RunPlan& plan, const ProcessGroupPtr& world, const Di
 
 Session build_session(const RunPlan& plan, const ParallelGroups& groups, const Start& from, const DiagnosticSink& sink,
                       const SessionHooks& hooks) {
-  BuiltModel built = build_model(plan.arguments, from.initialises);
+  BuiltModel built = build_model(plan, from.initialises);
   freeze_model(plan.arguments, built, sink);
   if (hooks.model_built) hooks.model_built(*built.model);
   const at::ScalarType computed_in = shard_model(plan, built, groups, from.initialises, sink);

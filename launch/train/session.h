@@ -51,7 +51,7 @@ struct BuiltModel {
 };
 
 /// Creates a model of models/ or of --model-plugin; its parameters have values if `initialises`.
-BuiltModel build_model(const Arguments& arguments, bool initialises);
+BuiltModel build_model(const RunPlan& plan, bool initialises);
 /// Freezes parameters: the model's own choice, --freeze-module-prefix and --freeze-modules. Call it before sharding.
 void freeze_model(const Arguments& arguments, const BuiltModel& built, const DiagnosticSink& sink);
 /// Loads Hugging Face weights, with --downcast-to-bf16. Collective.

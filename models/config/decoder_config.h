@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -57,7 +58,9 @@ struct MoeConfig {
   std::vector<int64_t> dense_layers{};
 
   bool has_megatron_losses() const { return balance_coef != 0 || z_loss_coef != 0; }
-  bool is_sparse(int64_t layer) const;
+  bool is_sparse(int64_t layer) const {
+    return num_experts > 0 && std::ranges::count(dense_layers, layer) == 0 && (layer + 1) % sparse_step == 0;
+  }
 };
 
 /// A decoder-only network, independent of its source.
@@ -97,7 +100,7 @@ struct DecoderConfig {
   std::optional<int64_t> pad_token_id{};
   MoeConfig moe{};
 
-  bool is_sliding(int64_t layer) const;
+  bool is_sliding(int64_t layer) const { return sliding_window > 0 && std::ranges::count(sliding_layers, layer) > 0; }
 };
 
 }  // namespace megashard

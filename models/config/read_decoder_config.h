@@ -3,8 +3,8 @@
 #include <functional>
 #include <string>
 
+#include "checkpoint/hugging_face/hf_config.h"
 #include "models/config/decoder_config.h"
-#include "models/config/hf_config.h"
 
 namespace megashard {
 

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "checkpoint/hugging_face/hf_config.h"
 #include "models/config/decoder_config.h"
-#include "models/config/hf_config.h"
 
 namespace megashard {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "models/decoder/decoder_stack.h"
-#include "models/layers/head.h"
+#include "models/layers/vocabulary.h"
 #include "models/moe/expert_parallel.h"
 
 namespace megashard {

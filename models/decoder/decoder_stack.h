@@ -1,14 +1,39 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "models/decoder/decoder_layer.h"
-#include "models/layers/embedding.h"
+#include "models/layers/norm.h"
+#include "models/layers/vocabulary.h"
 #include "models/network/encoder.h"
+#include "models/network/network.h"
 
 namespace megashard {
+
+/// The residual branches of a LayerSpec.
+class DecoderLayer : public torch::nn::Module {
+ public:
+  DecoderLayer(const LayerSpec& spec, const BuildContext& context);
+
+  LayerOutput forward(const at::Tensor& hidden, const Pass& pass);  // [B, T, C]
+  std::string class_name() const { return class_name_; }
+
+ private:
+  struct BuiltBranch {
+    std::shared_ptr<Part> part;
+    std::shared_ptr<Hooked<Norm>> before, after;  // null: none
+  };
+
+  at::Tensor with_dropout(const at::Tensor& branch) const;
+
+  std::string class_name_;
+  double dropout_;
+  std::vector<BuiltBranch> branches_;
+};
 
 /// Maps token ids to normed hidden states: embed_tokens (and embed_positions), layers, norm, rotary_emb (and
 /// rotary_emb_local, for sliding layers).

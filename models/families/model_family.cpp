@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "models/config/hf_directory.h"
-
 namespace megashard {
 
 namespace {
@@ -56,14 +54,6 @@ Network network_from_hf(const HfConfig& config, const std::function<void(Decoder
   auto network = decoder_network(std::move(decoder), layer);
   if (family.encoder != nullptr) network.encoder = family.encoder(config, network.config);
   return network;
-}
-
-DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json, const std::string& path) {
-  return decoder_config_from_hf(HfConfig(config_json, path));
-}
-
-DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir) {
-  return decoder_config_from_hf(need_model_config(hf_dir.string()), (hf_dir / "config.json").string());
 }
 
 }  // namespace megashard

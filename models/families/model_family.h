@@ -1,14 +1,13 @@
 #pragma once
 
-#include <filesystem>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "checkpoint/hugging_face/hf_config.h"
 #include "models/config/decoder_config.h"
-#include "models/config/hf_config.h"
 #include "models/config/weight_files.h"
 #include "models/network/network.h"
 
@@ -26,7 +25,7 @@ struct ModelFamily {
   LayerSpec (*layer)(const HfConfig& config, const DecoderConfig& network, int64_t index) = nullptr;
   WeightFiles weight_files{};
   /// For a network of Megatron's flags: this family's fields of config.json besides the common ones
-  /// (hf_config_of_network.h); nullopt if its class does not support the network. Null: supports none.
+  /// (save_hf_model); nullopt if its class does not support the network. Null: supports none.
   std::optional<nlohmann::ordered_json> (*write_switches)(const DecoderConfig& network) = nullptr;
   bool has_megatron_layout = false;  ///< megatron-core's GPTModel can compute it (megatron_layout.h)
 };
@@ -43,11 +42,7 @@ const ModelFamily* find_family(const std::string& model_type);
 /// The family of a config's model_type. Throws and lists the known ones if it is unknown.
 const ModelFamily& family_of(const HfConfig& config);
 
-/// Reads a Hugging Face directory's config.json. Throws for unknown families, listing the known ones, and for
-/// unsupported settings.
-DecoderConfig decoder_config_from_hf(const std::filesystem::path& hf_dir);
-/// As above, from the file's object; `path` is used in messages.
-DecoderConfig decoder_config_from_hf(const nlohmann::ordered_json& config_json, const std::string& path);
+/// Throws for unknown families, listing the known ones, and for unsupported settings.
 DecoderConfig decoder_config_from_hf(const HfConfig& config);
 /// The whole network. `change`: changes the configuration before the layers are described (flags).
 Network network_from_hf(const HfConfig& config, const std::function<void(DecoderConfig&)>& change = {});

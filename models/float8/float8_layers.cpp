@@ -7,7 +7,6 @@
 #include "framework/modules/wrap_policy.h"
 #include "models/layers/linear.h"
 #include "models/lora/lora.h"
-#include "models/moe/experts.h"
 
 namespace megashard {
 
@@ -24,28 +23,22 @@ class Float8Compute final : public LinearCompute {
   Float8Options options_;
 };
 
+int64_t matrices_of(const at::Tensor& weight) { return weight.dim() == 2 ? 1 : weight.size(0); }
+
 }  // namespace
 
 int64_t use_float8(torch::nn::Module& model, const Float8Options& options) {
   const int64_t multiple = options.recipe == Float8Recipe::kMxfp8 ? 32 : 16;
+  const auto compute = std::make_shared<Float8Compute>(options);
   int64_t count = 0;
-  const auto fits = [&](const at::Tensor& weight) {
-    return weight.size(-2) % multiple == 0 && weight.size(-1) % multiple == 0;
-  };
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
-    if (auto* experts = dynamic_cast<Experts*>(item.value().get())) {
-      const auto projections = experts->projections();
-      if (!fits(projections.front().weight)) continue;
-      experts->compute_in_float8(options);
-      for (const auto& projection : projections) count += projection.weight.size(0);
-      continue;
-    }
-    auto* layer = dynamic_cast<Linear*>(item.value().get());
-    if (layer == nullptr || is_output_projection(item.key()) || is_lora_parameter(item.key() + ".")) continue;
-    if (!fits(layer->weight)) continue;
-    TORCH_INTERNAL_ASSERT(layer->is_plain(), "use_float8 comes before add_lora");
-    layer->set_compute(std::make_shared<Float8Compute>(options));
-    ++count;
+    auto* module = dynamic_cast<LinearLayers*>(item.value().get());
+    if (module == nullptr || is_output_projection(item.key()) || is_lora_parameter(item.key() + ".")) continue;
+    const auto layers = module->linear_layers();
+    const auto& weight = layers.front().weight;
+    if (weight.size(-2) % multiple != 0 || weight.size(-1) % multiple != 0) continue;
+    module->set_compute(compute);
+    for (const auto& layer : layers) count += matrices_of(layer.weight);
   }
   if (count == 0) {
     throw UsageError("--fp8-format: no linear layer of the model has sizes that are multiples of " +

@@ -15,9 +15,8 @@
 namespace megashard {
 namespace {
 
-constexpr std::string_view kEmbeddingsName = "embed_tokens.weight";
-constexpr const char* kEmbeddings[] = {"model.embed_tokens.weight", "model.language_model.embed_tokens.weight",
-                                       "embed_tokens.weight"};
+/// Paths of the embeddings in files.
+constexpr const char* kEmbeddingsPaths[] = {"model.", "model.language_model.", ""};
 constexpr std::string_view kModelName = "model.";
 
 using Stored = std::unordered_map<std::string, const TensorInfo*>;
@@ -94,7 +93,7 @@ class Matcher {
     }
     const auto& name = target.names.front();
     if (source.empty() && name == kHeadWeight) {
-      for (const char* embeddings : kEmbeddings) take(embeddings);
+      for (const std::string path : kEmbeddingsPaths) take(path + kEmbeddingsWeight);
     }
     if (source.empty()) {
       mismatch_.missing.push_back(name);
@@ -195,7 +194,7 @@ std::string hint_at_wrapper(const std::vector<std::string>& unexpected, const st
 
 bool is_borrowed_head(const WeightTarget& target) {
   return target.names.front() == kHeadWeight && target.names.size() == 1 && !target.parts.empty() &&
-         target.parts.front().stored.ends_with(kEmbeddingsName);
+         target.parts.front().stored.ends_with(kEmbeddingsWeight);
 }
 
 std::string WeightMismatch::text() const {

@@ -33,7 +33,6 @@ struct WeightMismatch {
   std::string text() const;
 };
 
-inline constexpr const char* kHeadWeight = "lm_head.weight";
 /// True for an untied head that is missing in the files and is copied from the embeddings.
 bool is_borrowed_head(const WeightTarget& target);
 

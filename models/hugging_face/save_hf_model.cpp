@@ -1,6 +1,7 @@
 #include "models/hugging_face/save_hf_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -20,10 +21,8 @@
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/megatron_module.h"
 #include "framework/training/checkpoint_saver.h"
-#include "models/config/hf_directory.h"
-#include "models/families/hf_config_of_network.h"
+#include "models/families/model_family.h"
 #include "models/lora/lora.h"
-#include "models/lora/save_adapters.h"
 #include "models/model_config.h"
 #include "parallel/collectives/agreement.h"
 
@@ -32,8 +31,59 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
+OrderedJson rope_scaling(const RotaryConfig& rotary) {
+  if (rotary.kind == RotaryConfig::Kind::kDefault) return nullptr;
+  OrderedJson scaling;
+  scaling["rope_type"] = rotary.kind == RotaryConfig::Kind::kLinear ? "linear" : "llama3";
+  scaling["factor"] = rotary.factor;
+  if (rotary.kind == RotaryConfig::Kind::kLinear) return scaling;
+  scaling["low_freq_factor"] = rotary.low_freq_factor;
+  scaling["high_freq_factor"] = rotary.high_freq_factor;
+  scaling["original_max_position_embeddings"] = std::llround(rotary.original_max_positions);
+  return scaling;
+}
+
+OrderedJson common_fields(const ModelFamily& family, const DecoderConfig& network) {
+  OrderedJson config;
+  config["architectures"] = {family.architecture};
+  config["model_type"] = family.model_type;
+  config["vocab_size"] = network.vocab_size;
+  config["hidden_size"] = network.hidden_size;
+  config["intermediate_size"] = network.intermediate_size;
+  config["num_hidden_layers"] = network.num_layers;
+  config["num_attention_heads"] = network.num_heads;
+  config["num_key_value_heads"] = network.num_kv_heads;
+  config["head_dim"] = network.head_dim;
+  config["max_position_embeddings"] = network.max_positions;
+  config["hidden_act"] = "silu";
+  config["rms_norm_eps"] = network.norm_eps;
+  config["rope_theta"] = network.rotary.theta;
+  config["rope_scaling"] = rope_scaling(network.rotary);
+  config["attention_dropout"] = network.attention_dropout;
+  config["initializer_range"] = network.init_std;
+  config["bos_token_id"] = nullptr;  // depends on the text; unknown in training
+  config["eos_token_id"] = nullptr;
+  return config;
+}
+
+/// config.json for a network of Megatron's flags, for the first family whose class supports it; nullopt if none does.
+/// Does not include tying and dtype, which the run determines.
+std::optional<OrderedJson> config_of_known_family(const DecoderConfig& network) {
+  const bool known = network.norm == NormKind::kRmsNorm && !network.zero_centered_norm && network.gated_mlp &&
+                     network.positions == PositionKind::kRotary && network.rotary.fraction == 1;
+  if (!known) return std::nullopt;
+  for (const auto& family : model_families()) {
+    const auto switches = family.write_switches == nullptr ? std::nullopt : family.write_switches(network);
+    if (!switches) continue;
+    auto config = common_fields(family, network);
+    config.update(*switches);
+    return config;
+  }
+  return std::nullopt;
+}
+
 OrderedJson config_of_network(const DecoderConfig& network) {
-  if (auto config = hf_config_of_network(network)) return std::move(*config);
+  if (auto config = config_of_known_family(network)) return std::move(*config);
   throw UsageError("--save-hf: transformers' Llama, Qwen2 and Qwen3 do not compute the network of these "
                    "flags; they need --normalization RMSNorm, --swiglu, --position-embedding-type rope, whole "
                    "--rotary-percent, no --apply-layernorm-1p, and with --qk-layernorm or --add-qkv-bias also "
@@ -66,17 +116,9 @@ std::optional<at::ScalarType> dtype_of_files(const std::string& hf_model) {
   return most == bytes.end() ? std::nullopt : std::optional(most->first);
 }
 
-OrderedJson config_of_run(const Arguments& arguments) {
-  DecoderConfig network;
-  OrderedJson config;
-  if (arguments.hf_model) {
-    config = need_model_config(*arguments.hf_model);
-    const auto path = *arguments.hf_model + "/config.json";
-    network = network_of(arguments, HfConfig(config, path)).config;
-  } else {
-    network = decoder_config(arguments);
-    config = config_of_network(network);
-  }
+OrderedJson config_of_run(const Arguments& arguments, const HfConfig* file) {
+  const auto network = file != nullptr ? network_of(arguments, *file).config : decoder_config(arguments);
+  auto config = file != nullptr ? file->json() : config_of_network(network);
   config["tie_word_embeddings"] = network.tie_word_embeddings;
   write_dtype(config, torch_dtype_name(hf_model_dtype(arguments)));
   return config;
@@ -92,8 +134,8 @@ void prefer_packed(WeightMap& map) {
 
 }  // namespace
 
-OrderedJson prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group) {
-  auto config = config_of_run(arguments);
+OrderedJson prepare_hf_model(const Arguments& arguments, const HfConfig* file, const ProcessGroupPtr& group) {
+  auto config = config_of_run(arguments, file);
   const auto& folder = *arguments.save_hf;
   const auto real = [](const std::string& path) { return std::filesystem::weakly_canonical(path); };
   if (arguments.hf_model && real(folder) == real(*arguments.hf_model)) {

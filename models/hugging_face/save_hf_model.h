@@ -1,7 +1,6 @@
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
-
+#include "checkpoint/hugging_face/hf_config.h"
 #include "framework/arguments/arguments.h"
 #include "framework/modules/megatron_module.h"
 #include "parallel/collectives/process_group.h"
@@ -13,8 +12,8 @@ namespace megashard {
 /// Checks the directory before training, so that saving at the end does not fail. Collective over `group`. Throws
 /// UsageError if it is that of --hf-model or, without --overwrite, contains weights, a step or a run (content_refusal),
 /// or if transformers has no architecture for the network of the flags.
-/// Returns the config.json that will be written.
-nlohmann::ordered_json prepare_hf_model(const Arguments& arguments, const ProcessGroupPtr& group);
+/// `file`: --hf-model's config.json; null without it. Returns the config.json that will be written.
+nlohmann::ordered_json prepare_hf_model(const Arguments& arguments, const HfConfig* file, const ProcessGroupPtr& group);
 
 /// Dtype of the weights written by save_hf_model: --save-hf-dtype; otherwise the dtype of most bytes in the files of
 /// --hf-model, if its weights are trained; without those, or if the parameters are stored in 16 bits, the parameters'

@@ -18,8 +18,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kEmbeddingsEnd = "embed_tokens.weight";
-
 bool is_of_known_family(const Json& config) {
   const auto type = config.value("model_type", Json());
   return type.is_string() && find_family(type) != nullptr;
@@ -40,8 +38,7 @@ std::string unknown_model(const Json& config) {
   return found ? "" : name + " is no model that is known here";
 }
 
-std::shared_ptr<MultiModalModule> model_on_meta(const Json& config_json, const std::string& path) {
-  const HfConfig config(config_json, path, HfConfig::Purpose::kWeights);
+std::shared_ptr<MultiModalModule> model_on_meta(const HfConfig& config) {
   InitTape tape;
   return tape.construct([&] { return make_model(config, network_from_hf(config), {}); });
 }
@@ -55,7 +52,7 @@ std::optional<int64_t> other_vocabulary(const std::vector<WeightTarget>& targets
   for (const auto& target : targets) {
     if (target.parts.size() != 1 || target.parameter.dim() != 2) continue;
     const auto& source = target.parts.front().stored;
-    if (!source.ends_with(kEmbeddingsEnd) && source != kHeadWeight) continue;
+    if (!source.ends_with(kEmbeddingsWeight) && source != kHeadWeight) continue;
     const auto stored =
         std::find_if(weights.begin(), weights.end(), [&](const TensorInfo& info) { return info.name == source; });
     const auto& sizes = stored->sizes;
@@ -84,18 +81,16 @@ bool are_megatrons(const std::vector<TensorInfo>& weights) {
 }  // namespace
 
 WeightCheck::WeightCheck(const std::string& directory) : directory_(directory) {
-  auto config = read_hf_config(directory);
+  const auto config = read_hf_config(directory);
   unknown_ = config ? unknown_model(*config) : "there is none in " + directory;
-  const auto path = directory + "/config.json";
-  if (unknown_.empty()) {
-    model_ = model_on_meta(*config, path);
+  if (!config || !is_of_known_family(*config)) return;
+  try {
+    model_ = model_on_meta({*config, directory + "/config.json", HfConfig::Purpose::kWeights});
     weights_ = model_->weight_map();
-  } else if (config && is_of_known_family(*config)) {
-    try {
-      weights_ = model_on_meta(*config, path)->weight_map();
-    } catch (const c10::Error&) {  // weights stay as they are
-    }
+  } catch (const c10::Error&) {
+    if (unknown_.empty()) throw;
   }
+  if (!unknown_.empty()) model_ = nullptr;  // its forms are known, and its names may be others
 }
 
 ModelNames WeightCheck::names() const {

@@ -1,12 +1,19 @@
 #include "models/kernels/linear_products.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "framework/matrix_product.h"
 #include "models/kernels/fused_operators.h"
 #include "models/kernels/fused_ops.h"
+#include "models/kernels/once_differentiable.h"
+#include "models/kernels/row_layout.h"
+#include "parallel/fsdp/adjacent_parameters.h"
 
 namespace megashard {
+
 bool has_own_linear_products(const at::Tensor& x, const at::Tensor& weight) {
   return (by_way_of_fp32(x) || has_own_products(x)) && x.scalar_type() == weight.scalar_type() &&
          x.device() == weight.device();
@@ -28,6 +35,110 @@ at::Tensor gradient_of_linear_input(const at::Tensor& grad, const at::Tensor& we
 at::Tensor gradient_of_linear_weight(const at::Tensor& grad, const at::Tensor& x) {
   const auto rows = x.reshape({-1, x.size(-1)});
   return matrix_product(grad.t(), widened_for_products(rows)).to(x.scalar_type());
+}
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+std::vector<int64_t> widths_of(at::TensorList weights) {
+  std::vector<int64_t> widths;
+  for (const auto& weight : weights) widths.push_back(weight.size(0));
+  return widths;
+}
+
+struct JointLinear : torch::autograd::Function<JointLinear> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
+                               at::TensorList biases) {
+    variable_list saved{x};
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    context->save_for_backward(std::move(saved));
+    context->saved_data["biases"] = !biases.empty();
+    const auto bias = biases.empty() ? at::Tensor() : at::cat(biases);
+    return parts_of(linear_product(x, adjacent_matrix(weights), bias), -1, widths_of(weights));
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("joint_linear");
+    const auto saved = context->get_saved_variables();
+    const auto& x = saved[0];
+    const auto weights = at::TensorList(saved).slice(1);
+    const bool has_biases = context->saved_data["biases"].toBool();
+    const auto joined = joined_columns(grads);
+    const auto grad = widened_for_products(joined);
+    const auto needs = [&](size_t first) {
+      bool any = false;
+      for (size_t i = 0; i < weights.size(); ++i) any |= context->needs_input_grad(first + i);
+      return any;
+    };
+    variable_list results(1 + weights.size() * (has_biases ? 2 : 1));
+    if (context->needs_input_grad(0)) {
+      const auto whole = adjacent_matrix(weights);
+      results[0] = gradient_of_linear_input(grad, whole.defined() ? whole : at::cat(weights)).view(x.sizes());
+    }
+    const auto give = [&](size_t first, const at::Tensor& whole) {
+      const auto parts = parts_of(whole, 0, widths_of(weights));
+      for (size_t i = 0; i < parts.size(); ++i) {
+        if (context->needs_input_grad(first + i)) results[first + i] = parts[i];
+      }
+    };
+    if (needs(1)) give(1, gradient_of_linear_weight(grad, x));
+    if (has_biases && needs(1 + weights.size())) give(1 + weights.size(), joined.sum(0));
+    return results;
+  }
+};
+
+}  // namespace
+
+bool can_join(const at::Tensor& x, at::TensorList weights) {
+  return x.scalar_type() == weights[0].scalar_type() && x.device() == weights[0].device() &&
+         adjacent_matrix(weights).defined();
+}
+
+std::vector<at::Tensor> joint_linear(const at::Tensor& x, at::TensorList weights, at::TensorList biases) {
+  return JointLinear::apply(x, weights, biases);
+}
+
+namespace {
+
+struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
+  static Variable forward(AutogradContext* context, const at::Tensor& gate_in, const at::Tensor& up_in,
+                          const at::Tensor& weight, at::TensorList bias) {
+    const auto [gate, up] = in_one_layout(gate_in, up_in);
+    context->save_for_backward({gate, up, weight});
+    context->saved_data["has_bias"] = !bias.empty();
+    return linear_product(fused_operators().swiglu(gate, up), weight, bias.empty() ? at::Tensor() : bias[0]);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("swiglu_linear");
+    const auto saved = context->get_saved_variables();
+    const auto &gate = saved[0], &up = saved[1], &weight = saved[2];
+    const bool of_weight = context->needs_input_grad(2);
+    const auto rows = grads[0].reshape({-1, weight.size(0)});
+    const auto grad = widened_for_products(rows);
+    auto product = gradient_of_linear_input(grad, weight);  // then overwritten by swiglu(gate, up)
+    const auto [grad_gate, grad_up] = of_weight ? fused_operators().swiglu_backward_(product, gate, up)
+                                                : fused_operators().swiglu_backward(product, gate, up);
+    variable_list results{grad_gate, grad_up, of_weight ? gradient_of_linear_weight(grad, product) : Variable()};
+    if (context->saved_data["has_bias"].toBool())
+      results.push_back(context->needs_input_grad(3) ? rows.sum(0) : Variable());
+    return results;
+  }
+};
+
+}  // namespace
+
+at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& weight,
+                         const at::Tensor& bias) {
+  const auto like_gate = [&](const at::Tensor& other) {
+    return other.scalar_type() == gate.scalar_type() && other.device() == gate.device();
+  };
+  const bool fused = has_kernel(fused_operators().swiglu, gate) && like_gate(up) && like_gate(weight);
+  if (!fused || gate.sizes() != up.sizes()) return linear(swiglu(gate, up), weight, bias);
+  return SwigluLinear::apply(gate, up, weight, bias.defined() ? at::TensorList(bias) : at::TensorList());
 }
 
 }  // namespace megashard

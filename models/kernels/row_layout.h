@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <tuple>
+#include <vector>
 
 namespace megashard {
 
@@ -24,5 +25,24 @@ std::tuple<at::Tensor, at::Tensor> in_one_layout(const at::Tensor& a, const at::
 /// Two uninitialised tensors with the layout of x, which has a row_layout: contiguous, or adjacent columns of one
 /// tensor.
 std::tuple<at::Tensor, at::Tensor> empty_pair_like(const at::Tensor& x);
+
+/// Splits `whole` along `dim` into parts of these sizes, without autograd tracking that they are views of one output.
+std::vector<at::Tensor> parts_of(const at::Tensor& whole, int64_t dim, at::IntArrayRef sizes);
+
+/// True if tensors [..., width] are adjacent columns of one tensor.
+bool are_side_by_side(at::TensorList columns);
+
+/// [N, sum of widths] of tensors [..., width]: the tensor that they are columns of, or a copy.
+at::Tensor joined_columns(at::TensorList columns);
+
+/// True if rotate_columns_ supports queries, keys and values [B, T, width]: adjacent columns of one tensor, and a
+/// kernel for the cosines' dtype and device.
+bool can_rotate_columns(at::TensorList columns, const at::Tensor& cos);
+
+/// rotate() of fused_ops.h, bit for bit, of queries and keys in place, as joint_linear returned them beside the values.
+/// Heads have head_dim channels; returns [B, T, heads, head_dim] each. Gradients are again columns of one tensor, which
+/// joint_linear does not copy.
+std::vector<at::Tensor> rotate_columns_(at::TensorList columns, int64_t head_dim, const at::Tensor& cos,
+                                        const at::Tensor& sin);
 
 }  // namespace megashard

@@ -7,7 +7,7 @@
 
 #include "framework/mistakes.h"
 #include "models/kernels/fused_ops.h"
-#include "models/kernels/rotate_columns.h"
+#include "models/kernels/row_layout.h"
 #include "models/layers/causal_attention.h"
 #include "parallel/sequence_parallel/ring_attention.h"
 #include "parallel/sequence_parallel/ulysses.h"

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "models/layers/joint_linears.h"
 #include "models/layers/norm.h"
 #include "models/layers/parallel_linear.h"
 #include "models/layers/part.h"

@@ -3,18 +3,131 @@
 #include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <optional>
+#include <string_view>
 #include <vector>
 
-#include "models/kernels/fused_attention.h"
+#include "models/kernels/fused_operators.h"
 #include "models/kernels/fused_ops.h"
+#include "models/kernels/once_differentiable.h"
+#include "parallel/copies/on_device.h"
 #include "parallel/sequence_parallel/block_attention.h"
 
 namespace megashard {
+namespace {
+
+at::Tensor ends_of(const std::vector<int64_t>& lengths) {
+  const at::Tensor ends = at::empty({std::ssize(lengths) + 1}, at::TensorOptions(at::kInt).device(at::kCPU));
+  auto* end = ends.mutable_data_ptr<int32_t>();
+  *end = 0;
+  for (const int64_t length : lengths) {
+    end[1] = end[0] + static_cast<int32_t>(length);
+    ++end;
+  }
+  return ends;
+}
+
+at::Tensor begins_of(const std::vector<int64_t>& lengths, int64_t rows, int64_t row_length) {
+  const at::Tensor begins = at::empty({rows, row_length}, at::TensorOptions(at::kLong).device(at::kCPU));
+  auto* begin = begins.mutable_data_ptr<int64_t>();
+  int64_t token = 0;
+  for (const int64_t length : lengths) {
+    std::fill_n(begin + token, length, token % row_length);
+    token += length;
+  }
+  return begins;
+}
+
+}  // namespace
+
+std::shared_ptr<const Documents> Documents::of(const at::Tensor& lengths, int64_t rows, int64_t length, bool in_ring,
+                                               c10::Device device) {
+  if (!lengths.defined()) return nullptr;
+  TORCH_CHECK(lengths.is_cpu() && lengths.dim() == 1 && lengths.scalar_type() == at::kLong,
+              "document_lengths must be int64 of one dimension in host memory, got ", lengths.scalar_type(), " ",
+              lengths.sizes(), " on ", lengths.device());
+  const auto dense = lengths.contiguous();
+  const auto* first = dense.const_data_ptr<int64_t>();
+  auto documents = std::make_shared<Documents>();
+  documents->lengths.assign(first, first + dense.numel());
+  int64_t tokens = 0;
+  for (const int64_t each : documents->lengths) {
+    TORCH_CHECK(each > 0 && tokens % length + each <= length, "document_lengths ", documents->lengths,
+                " are not those of rows of ", length, " tokens: a document ends with its row");
+    tokens += each;
+    documents->longest = std::max(documents->longest, each);
+  }
+  TORCH_CHECK(tokens == rows * length, "document_lengths are of ", tokens, " tokens, but there are ", rows, " rows of ",
+              length);
+  if (in_ring || device.is_cpu()) {
+    documents->begins = on_device(begins_of(documents->lengths, rows, length), device);
+  } else {
+    documents->ends = on_device(ends_of(documents->lengths), device);
+  }
+  return documents;
+}
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+/// False for MEGASHARD_CPU_ATTENTION=libtorch: CPUs then use LibTorch's kernels, with the bits of the simulated device.
+bool is_wanted() {
+  static const bool wanted = [] {
+    const char* given = std::getenv("MEGASHARD_CPU_ATTENTION");
+    return given == nullptr || std::string_view(given) != "libtorch";
+  }();
+  return wanted;
+}
+
+at::Tensor with_dense_channels(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+
+struct AttentionFunction : Function<AttentionFunction> {
+  static Variable forward(AutogradContext* context, const at::Tensor& q_in, const at::Tensor& k_in,
+                          const at::Tensor& v_in, const std::optional<at::Tensor>& key_begins, int64_t window,
+                          double scale) {
+    const auto q = with_dense_channels(q_in), k = with_dense_channels(k_in), v = with_dense_channels(v_in);
+    const auto [out, lse] = fused_operators().attention(q, k, v, key_begins, window, scale);
+    context->save_for_backward({q, k, v, out, lse, key_begins.value_or(at::Tensor())});
+    context->saved_data["window"] = window;
+    context->saved_data["scale"] = scale;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require_once_differentiated("attention");
+    const auto saved = context->get_saved_variables();
+    const auto key_begins = saved[5].defined() ? std::optional(saved[5]) : std::nullopt;
+    const auto [grad_q, grad_k, grad_v] = fused_operators().attention_backward(
+        with_dense_channels(grads[0]), saved[0], saved[1], saved[2], saved[3], saved[4], key_begins,
+        context->saved_data["window"].toInt(), context->saved_data["scale"].toDouble());
+    return {grad_q, grad_k, grad_v, Variable(), Variable(), Variable()};
+  }
+};
+
+}  // namespace
+
+bool has_fused_attention(const at::Tensor& q) {
+  return is_wanted() && q.is_cpu() && has_kernel(fused_operators().attention, q);
+}
+
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeyRange& range,
+                           double scale) {
+  const auto begins = range.key_begins.defined() ? std::optional(range.key_begins) : std::nullopt;
+  return AttentionFunction::apply(q, k, v, begins, range.window, scale);
+}
+
 namespace {
 
 /// Queries per part of a long window; each part's keys, a window more than its queries, use the same mask.

@@ -3,21 +3,27 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "models/config/decoder_config.h"
-#include "models/layers/joint_linears.h"
 #include "models/layers/parallel_linear.h"
 #include "models/layers/part.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 
+/// body(x) for x [B, T, C] in pieces along T, with one piece's activations in memory at a time (TiledMLP of ROLL and
+/// DeepSpeed): saves only x for backward, which recomputes each piece. `body` maps each row independently and gets the
+/// same random numbers from the default generators both times. `parameters` are all that it reads; their gradients are
+/// summed over the pieces and returned once. At most T pieces; one piece is body(x) itself. No second derivative.
+at::Tensor tiled_rows(const std::function<at::Tensor(const at::Tensor&)>& body, const at::Tensor& x,
+                      const std::vector<at::Tensor>& parameters, int64_t pieces);
+
 at::Tensor activate(const at::Tensor& x, Activation activation);
-/// Activation of the outputs [..., I] of gate_proj and up_proj, act(gate) * up, or of up_proj alone.
-at::Tensor activated(const std::vector<at::Tensor>& wide, Activation activation);
 
 /// down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate.
 struct MlpSpec {
@@ -28,7 +34,12 @@ struct MlpSpec {
   bool gated = true;
   bool bias = false;
   double output_init_scale = 1;  ///< factor of the initialisation's std for down_proj
+
+  bool is_swiglu() const { return gated && activation == Activation::kSilu; }
 };
+
+/// Activation of the outputs [..., I] of gate_proj and up_proj, act(gate) * up, or of up_proj alone.
+at::Tensor activated(const std::vector<at::Tensor>& wide, const MlpSpec& spec);
 
 /// Floating-point operations of forward and backward per token.
 double training_flops(const MlpSpec& spec);
@@ -42,13 +53,12 @@ class Mlp : public torch::nn::Module {
   explicit Mlp(const MlpSpec& spec, const BuildContext& context = {});
 
   at::Tensor forward(const at::Tensor& hidden);  // [..., C] -> [..., C]
-  std::string class_name() const { return class_name_; }
+  std::string class_name() const { return spec_.class_name; }
 
  private:
   at::Tensor of_rows(const at::Tensor& hidden);
 
-  std::string class_name_;
-  Activation activation_;
+  MlpSpec spec_;
   int64_t tiles_;
   TensorParallelRanksPtr ranks_;
   JointLinears widening_;  // gate_proj and up_proj, or up_proj

@@ -2,11 +2,14 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "models/kernels/fused_ops.h"
-#include "models/kernels/swiglu_linear.h"
+#include "models/kernels/linear_products.h"
+#include "parallel/fsdp/adjacent_parameters.h"
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
@@ -76,6 +79,37 @@ void RowParallelLinear::declare_cut(const DeviceMeshPtr& mesh) {
 void RowParallelLinear::init_own_weights(const WeightInit& init) {
   draw_weight(weight, {weight.size(0), weight.size(1) * ranks_->size()}, 1, *ranks_, init.std * init_scale(), init);
   if (bias.defined()) bias.zero_();
+}
+
+namespace {
+
+using Weights = c10::SmallVector<at::Tensor, 4>;
+
+Weights weights_of(const JointLinears::Layers& layers) {
+  Weights weights;
+  for (const auto& layer : layers) weights.push_back(layer->weight);
+  return weights;
+}
+
+}  // namespace
+
+JointLinears::JointLinears(Layers layers) : layers_(std::move(layers)) { keep_adjacent(weights_of(layers_)); }
+
+std::vector<at::Tensor> JointLinears::forward(const at::Tensor& x) const {
+  const auto is_plain = [](const auto& layer) { return layer->is_transparent() && layer->is_plain(); };
+  if (std::all_of(layers_.begin(), layers_.end(), is_plain)) {
+    const auto weights = weights_of(layers_);
+    if (can_join(x, weights)) {
+      Weights biases;
+      if (layers_[0]->bias.defined()) {
+        for (const auto& layer : layers_) biases.push_back(layer->bias);
+      }
+      return joint_linear(x, weights, biases);
+    }
+  }
+  std::vector<at::Tensor> results;
+  for (const auto& layer : layers_) results.push_back(layer->forward(x));
+  return results;
 }
 
 }  // namespace megashard

@@ -2,9 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <vector>
+
 #include "models/config/tensor_parallel_ranks.h"
 #include "models/layers/linear.h"
 #include "parallel/collectives/device_mesh.h"
+#include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 
@@ -51,6 +55,24 @@ class RowParallelLinear : public Linear, public CutOverRanks {
   at::Tensor sum_over_ranks(const at::Tensor& partial) const;
 
   TensorParallelRanksPtr ranks_;
+};
+
+/// Layers with the same input, such as q_proj, k_proj and v_proj: separate modules for names, checkpoints, adapters and
+/// units, but computed as one product if possible.
+class JointLinears {
+ public:
+  using Layers = std::vector<std::shared_ptr<Hooked<ColumnParallelLinear>>>;
+
+  JointLinears() = default;
+  /// Declares the weights adjacent, so that their unit gathers them side by side.
+  explicit JointLinears(Layers layers);
+
+  /// [..., in] -> [..., out] of each layer, as columns of one tensor after one product. Layers that are not transparent
+  /// or not plain, or whose weights are not adjacent, run separately.
+  std::vector<at::Tensor> forward(const at::Tensor& x) const;
+
+ private:
+  Layers layers_;
 };
 
 }  // namespace megashard

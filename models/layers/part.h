@@ -13,7 +13,7 @@
 
 #include "models/config/tensor_parallel_ranks.h"
 #include "models/config/weight_files.h"
-#include "models/layers/key_span.h"
+#include "models/layers/causal_attention.h"
 #include "models/layers/rotary.h"
 #include "parallel/fsdp/hooked_module.h"
 

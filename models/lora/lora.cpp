@@ -6,21 +6,41 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <functional>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "checkpoint/files/output_file.h"
+#include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/values/tensor_info.h"
+#include "checkpoint/weights/published_tensors.h"
+#include "framework/modules/megatron_module.h"
 #include "framework/modules/wrap_policy.h"
-#include "models/layers/low_rank_adapter.h"
-#include "models/moe/experts.h"
+#include "models/layers/linear.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {
 
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+std::string path_of(const std::string& module, const std::string& layer) {
+  return layer.empty() ? module : module + "." + layer;
+}
+
+/// True for a layer of several experts.
+bool is_stack(const LinearLayers::Layer& layer) { return layer.weight.dim() > 2; }
+
+template <class Visit>
+void for_each_module(const torch::nn::Module& model, const Visit& visit) {
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    if (auto* module = dynamic_cast<LinearLayers*>(item.value().get())) visit(item.key(), *module);
+  }
+}
 
 /// Of the weights that several modules have.
 std::unordered_set<const c10::TensorImpl*> tied_weights(const torch::nn::Module& model) {
@@ -33,35 +53,37 @@ std::unordered_set<const c10::TensorImpl*> tied_weights(const torch::nn::Module&
 }
 
 /// This rank's part of weight + scale * lora_B lora_A. Collective.
-ShardedTensor merged(const std::string& name, const Linear& layer, const LowRankAdapter& adapter) {
+ShardedTensor merged(const std::string& name, const LinearLayers::Layer& layer) {
+  const auto& adapter = *layer.adapter;
   auto piece = reshard_and_view(layer.weight);
-  const auto narrow = reshard_and_view(adapter.lora_b());
+  const auto narrow = reshard_and_view(adapter.lora_b);
   TORCH_CHECK(piece.offsets[0] == narrow.offsets[0] && piece.local.size(0) == narrow.local.size(0), name,
               " and its adapter are cut into other rows, so they cannot be merged: make them one unit of fully_shard");
-  const auto wide = full_tensor(reshard_and_view(adapter.lora_a())).to(at::kFloat);
-  const auto product = at::mm(narrow.local.detach().to(at::kFloat), wide) * adapter.scale();
+  const auto wide = full_tensor(reshard_and_view(adapter.lora_a)).to(at::kFloat);
+  const auto product = at::mm(narrow.local.detach().to(at::kFloat), wide) * adapter.scale;
   piece.local = (piece.local.detach().to(at::kFloat) + product).to(piece.local.scalar_type());
   return piece;
 }
 
 /// As above, of one parameter of all experts [E, halves, out, in] or [E, out, in], whose halves have the adapters.
-ShardedTensor merged(const at::Tensor& parameter, const std::vector<const Experts::Adapter*>& adapters) {
-  auto piece = reshard_and_view(parameter);
+ShardedTensor merged(const std::vector<LinearLayers::Layer>& halves) {
+  auto piece = reshard_and_view(halves.front().weight);
   piece.local = piece.local.detach().clone();
   const auto& begin = piece.offsets;
   const auto local = piece.local.dim() == 4 ? piece.local : piece.local.unsqueeze(1);
   const bool has_halves = piece.local.dim() == 4;
   const int64_t first_half = has_halves ? begin[1] : 0, first_row = begin[has_halves ? 2 : 1];
-  for (size_t half = 0; half < adapters.size(); ++half) {
-    if (adapters[half] == nullptr) continue;
-    const auto lora_a = full_tensor(reshard_and_view(adapters[half]->lora_a)).to(at::kFloat);
-    const auto lora_b = full_tensor(reshard_and_view(adapters[half]->lora_b)).to(at::kFloat);
+  for (size_t half = 0; half < halves.size(); ++half) {
+    const auto* adapter = halves[half].adapter;
+    if (adapter == nullptr) continue;
+    const auto lora_a = full_tensor(reshard_and_view(adapter->lora_a)).to(at::kFloat);
+    const auto lora_b = full_tensor(reshard_and_view(adapter->lora_b)).to(at::kFloat);
     const int64_t own_half = static_cast<int64_t>(half) - first_half;
     if (own_half < 0 || own_half >= local.size(1)) continue;
     for (int64_t i = 0; i < local.size(0); ++i) {
       auto rows = local.select(0, i).select(0, own_half);
       const auto narrow = lora_b.select(0, begin[0] + i).narrow(0, first_row, rows.size(0));
-      const auto product = at::mm(narrow, lora_a.select(0, begin[0] + i)) * adapters[half]->scale;
+      const auto product = at::mm(narrow, lora_a.select(0, begin[0] + i)) * adapter->scale;
       rows.copy_(rows.to(at::kFloat) + product);
     }
   }
@@ -88,26 +110,21 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
     return true;
   };
   const double scale = options.alpha / static_cast<double>(options.rank);
-  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
-    const auto& path = item.key();
-    if (auto* layer = dynamic_cast<Linear*>(item.value().get()); layer != nullptr && !is_lora_parameter(path + ".")) {
-      if (!is_wanted(path)) continue;
-      TORCH_CHECK(!tied.contains(layer->weight.unsafeGetTensorImpl()), "--lora-target-modules: ", path,
-                  " shares its weight with the embeddings, which an adapter would not change: leave ", last_name(path),
+  for_each_module(model, [&](const std::string& path, LinearLayers& module) {
+    if (is_lora_parameter(path + ".")) return;
+    std::vector<std::string> names;
+    for (const auto& layer : module.linear_layers()) {
+      const auto name = path_of(path, layer.name);
+      if (!is_wanted(name)) continue;
+      TORCH_CHECK(!tied.contains(layer.weight.unsafeGetTensorImpl()), "--lora-target-modules: ", name,
+                  " shares its weight with the embeddings, which an adapter would not change: leave ", last_name(name),
                   " out, or untie them: \"tie_word_embeddings\": false in config.json, or for a network of flags "
                   "--untie-embeddings-and-output-weights");
-      LowRankAdapter::add_to(*layer, options.rank, scale, options.dropout);
-      ++count;
-    } else if (auto* experts = dynamic_cast<Experts*>(item.value().get())) {
-      std::vector<std::string> names;
-      for (const auto& projection : experts->projections()) {
-        if (!is_wanted(path + "." + projection.name)) continue;
-        names.emplace_back(projection.name);
-        count += projection.weight.size(0);
-      }
-      experts->add_adapters(names, options.rank, scale, options.dropout);
+      names.push_back(layer.name);
+      count += is_stack(layer) ? layer.weight.size(0) : 1;
     }
-  }
+    module.add_adapters(names, options.rank, scale, options.dropout);
+  });
   TORCH_CHECK(missing.empty(), "--lora-target-modules: the model has no linear layer ",
               listed({missing.begin(), missing.end()}), "; it has ", listed({known.begin(), known.end()}));
   model.keep_trained_only();
@@ -115,48 +132,92 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
 }
 
 void add_adapter_forms(const torch::nn::Module& model, WeightMap& map) {
-  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
-    const auto* experts = dynamic_cast<const Experts*>(item.value().get());
-    if (experts == nullptr) continue;
-    for (const auto& parameter : experts->named_parameters()) {
-      if (!is_lora_parameter(parameter.key())) continue;
-      const auto sizes = global_sizes(parameter.value());
-      const auto name = item.key() + "." + parameter.key();
-      StoredForm form{"separate", {}};
-      for (int64_t e = 0; e < sizes.front(); ++e) {
-        const auto stored = item.key() + "." + std::to_string(e) + "." + parameter.key();
-        form.parts.push_back(indexed_part(name, {e}, stored, {sizes.begin() + 1, sizes.end()}));
+  for_each_module(model, [&](const std::string& path, const LinearLayers& module) {
+    for (const auto& layer : module.linear_layers()) {
+      if (layer.adapter == nullptr || !is_stack(layer)) continue;
+      for (const auto& [end, matrices] :
+           {std::pair(".lora_A.weight", layer.adapter->lora_a), std::pair(".lora_B.weight", layer.adapter->lora_b)}) {
+        const auto sizes = global_sizes(matrices);
+        const auto name = path + "." + layer.name + end;
+        StoredForm form{"separate", {}};
+        for (int64_t e = 0; e < sizes.front(); ++e) {
+          const auto stored = path + "." + std::to_string(e) + "." + layer.name + end;
+          form.parts.push_back(indexed_part(name, {e}, stored, {sizes.begin() + 1, sizes.end()}));
+        }
+        map.groups.push_back({{{name, sizes}}, {std::move(form)}});
       }
-      map.groups.push_back({{{name, sizes}}, {std::move(form)}});
     }
-  }
+  });
 }
 
 ShardedTensors merged_state_dict(MegatronModule& model) {
   const at::NoGradGuard no_grad;
-  std::unordered_map<std::string, std::function<ShardedTensor()>> adapted;
-  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
-    const auto& path = item.key();
-    if (const auto* layer = dynamic_cast<const Linear*>(item.value().get())) {
-      const auto* adapter = LowRankAdapter::of(*layer);
-      if (adapter == nullptr) continue;
-      adapted[path + ".weight"] = [layer, adapter, name = path + ".weight"] { return merged(name, *layer, *adapter); };
-    } else if (auto* experts = dynamic_cast<Experts*>(item.value().get())) {
-      for (const auto& weight : experts->named_parameters(/*recurse=*/false)) {
-        std::vector<const Experts::Adapter*> adapters;
-        for (const auto& projection : experts->projections_of(weight.value())) adapters.push_back(projection.adapter);
-        if (std::ranges::any_of(adapters, [](const auto* each) { return each != nullptr; }))
-          adapted[path + "." + weight.key()] = [=, parameter = weight.value()] { return merged(parameter, adapters); };
-      }
-    }
-  }
+  std::unordered_map<std::string, std::vector<LinearLayers::Layer>> adapted;  // by parameter, all of its layers
+  for_each_module(model, [&](const std::string& path, const LinearLayers& module) {
+    for (const auto& layer : module.linear_layers()) adapted[path + "." + layer.parameter].push_back(layer);
+  });
+  std::erase_if(adapted, [](const auto& each) {
+    return std::ranges::all_of(each.second, [](const auto& layer) { return layer.adapter == nullptr; });
+  });
   ShardedTensors tensors;
   for (auto& [name, piece] : model.whole_state_dict()) {
     if (is_lora_parameter(name)) continue;
     const auto found = adapted.find(name);
-    tensors.emplace_back(name, found == adapted.end() ? piece : found->second());
+    if (found == adapted.end()) {
+      tensors.emplace_back(name, piece);
+    } else if (const auto& layers = found->second; is_stack(layers.front())) {
+      tensors.emplace_back(name, merged(layers));
+    } else {
+      tensors.emplace_back(name, merged(name, layers.front()));
+    }
   }
   return tensors;
+}
+
+namespace {
+
+/// "model.layers.0.self_attn.q_proj.lora_A.weight" -> "q_proj", as PEFT names its targets.
+std::string target_of(const std::string& name) {
+  const auto end = name.rfind(".lora_");
+  const auto begin = name.rfind('.', end - 1) + 1;
+  return name.substr(begin, end - begin);
+}
+
+/// A whole number without a point, as PEFT has it.
+nlohmann::ordered_json number(double value) {
+  if (value == std::floor(value)) return static_cast<int64_t>(value);
+  return value;
+}
+
+}  // namespace
+
+void save_adapters(MegatronModule& model, const Arguments& arguments, const std::string& folder,
+                   const ProcessGroupPtr& group) {
+  std::set<std::string> targets;
+  ShardedTensors tensors;
+  for (auto& [name, piece] : published_tensors(checked_state_dict(model), model.weight_map())) {
+    if (!is_lora_parameter(name)) continue;
+    targets.insert(target_of(name));
+    tensors.emplace_back("base_model.model." + name, std::move(piece));
+  }
+  const auto write_config = [&](const std::string& beside) {
+    const nlohmann::ordered_json config = {{"peft_type", "LORA"},
+                                           {"task_type", "CAUSAL_LM"},
+                                           {"base_model_name_or_path", *arguments.hf_model},
+                                           {"r", *arguments.lora_r},
+                                           {"lora_alpha", number(arguments.lora_alpha)},
+                                           {"lora_dropout", arguments.lora_dropout},
+                                           {"target_modules", targets},
+                                           {"bias", "none"},
+                                           {"fan_in_fan_out", false},
+                                           {"modules_to_save", nullptr},
+                                           {"inference_mode", true}};
+    write_file_atomically(beside + "/adapter_config.json", config.dump(2) + "\n");
+  };
+  save_hf_sharded(folder, tensors, group,
+                  {.max_shard_bytes = std::numeric_limits<int64_t>::max(),  // PEFT reads one file
+                   .stem = "adapter_model",
+                   .beside = write_config});
 }
 
 }  // namespace megashard

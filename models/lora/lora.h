@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "framework/arguments/arguments.h"
 #include "framework/modules/megatron_module.h"
+#include "parallel/collectives/process_group.h"
 
 namespace megashard {
 
@@ -33,5 +35,10 @@ void add_adapter_forms(const torch::nn::Module& model, WeightMap& map);
 /// The weights with their adapters' products added and without adapters, as in a Hugging Face directory. Weights with
 /// adapters are new tensors. Collective over the ranks that share the weights.
 ShardedTensors merged_state_dict(MegatronModule& model);
+
+/// Writes the adapters of add_lora to a directory that PEFT's PeftModel.from_pretrained loads onto --hf-model:
+/// adapter_config.json and adapter_model.safetensors. Collective over `group`.
+void save_adapters(MegatronModule& model, const Arguments& arguments, const std::string& folder,
+                   const ProcessGroupPtr& group);
 
 }  // namespace megashard

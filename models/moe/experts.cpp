@@ -8,24 +8,79 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 #include "models/kernels/grouped_linear.h"
-#include "models/layers/low_rank_adapter.h"
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
 namespace {
 
+struct Builder {
+  const std::string& path;
+  const ExpertSizes& sizes;
+  const ExpertFiles& names;
+
+  std::string up() const { return path + (sizes.gated ? "gate_up_proj" : "up_proj"); }
+  std::string down() const { return path + "down_proj"; }
+
+  StoredForm separate() const {
+    const auto [experts, hidden, intermediate, gated] = sizes;
+    StoredForm form{"separate", {}};
+    for (int64_t e = 0; e < experts; ++e) {
+      const auto weight = [&](const std::string& name) { return path + std::to_string(e) + "." + name + ".weight"; };
+      const std::vector<int64_t> wide{intermediate, hidden};
+      if (gated) form.parts.push_back(indexed_part(up(), {e, 0}, weight(names.gate), wide));
+      form.parts.push_back(
+          indexed_part(up(), gated ? std::vector{e, int64_t{1}} : std::vector{e}, weight(names.up), wide));
+      form.parts.push_back(indexed_part(down(), {e}, weight(names.down), {hidden, intermediate}));
+    }
+    return form;
+  }
+
+  StoredForm packed() const {
+    const auto [experts, hidden, intermediate, gated] = sizes;
+    auto wide = gated ? whole_part(up(), up(), {experts, 2 * intermediate, hidden}, {experts, 2, intermediate, hidden})
+                      : whole_part(up(), up(), {experts, intermediate, hidden});
+    return {"packed", {std::move(wide), whole_part(down(), down(), {experts, hidden, intermediate})}};
+  }
+
+  StoredForm transposed() const {
+    const auto [experts, hidden, intermediate, gated] = sizes;
+    const std::vector<int64_t> narrow{experts, intermediate, hidden}, wide{experts, hidden, intermediate};
+    auto up_part = gated ? whole_part(up(), up(), {experts, hidden, 2 * intermediate},
+                                      {experts, hidden, 2, intermediate}, {0, 2, 3, 1})
+                         : whole_part(up(), up(), wide, wide, {0, 2, 1});
+    return {"transposed", {std::move(up_part), whole_part(down(), down(), narrow, narrow, {0, 2, 1})}};
+  }
+};
+
+}  // namespace
+
+WeightGroup expert_forms(const std::string& path, const ExpertSizes& sizes, const ExpertFiles& published) {
+  const Builder builder{path, sizes, published};
+  const auto [experts, hidden, intermediate, gated] = sizes;
+  const std::vector<int64_t> up =
+      gated ? std::vector{experts, int64_t{2}, intermediate, hidden} : std::vector{experts, intermediate, hidden};
+  WeightGroup group{{{builder.up(), up}, {builder.down(), {experts, hidden, intermediate}}},
+                    {builder.packed(), builder.transposed(), builder.separate()}};
+  const bool is_square = hidden == (gated ? 2 : 1) * intermediate || hidden == intermediate;
+  const auto form =
+      published.form == ExpertFiles::Form::kTransposed && is_square ? ExpertFiles::Form::kPacked : published.form;
+  const auto first = group.forms.begin() + static_cast<std::ptrdiff_t>(form);
+  std::rotate(group.forms.begin(), first, first + 1);
+  return group;
+}
+
+namespace {
+
 constexpr const char* kNames[] = {"gate_proj", "up_proj", "down_proj"};
 
-/// fp8 scales are those of one matrix, so there is a product for each expert.
-at::Tensor float8_products(const at::Tensor& rows, const at::Tensor& weight, RowGroups& groups,
-                           const Float8Options& options) {
+at::Tensor products_one_by_one(const at::Tensor& rows, const at::Tensor& weight, RowGroups& groups,
+                               LinearCompute& compute) {
   auto pieces = rows.split_with_sizes(groups.on_host());
   const auto matrices = weight.unbind(0);
-  for (size_t i = 0; i < pieces.size(); ++i) pieces[i] = float8_linear(pieces[i], matrices[i], {}, options);
+  for (size_t i = 0; i < pieces.size(); ++i) pieces[i] = compute.forward(pieces[i], matrices[i], {});
   return at::cat(pieces);
 }
 
@@ -50,39 +105,33 @@ at::Tensor Experts::weight_of(Index projection) const {
   return spec_.gated ? up_.select(1, projection) : up_;
 }
 
-std::vector<Experts::Projection> Experts::projections() const {
-  std::vector<Projection> all;
+std::vector<LinearLayers::Layer> Experts::linear_layers() const {
+  std::vector<Layer> all;
   for (const Index each : {kGate, kUp, kDown}) {
     if (each == kGate && !spec_.gated) continue;
-    all.push_back({kNames[each], weight_of(each), adapters_[each] ? &*adapters_[each] : nullptr});
+    const char* parameter = each != kDown && spec_.gated ? "gate_up_proj" : kNames[each];
+    all.push_back(
+        {kNames[each], parameter, each == kDown ? down_ : up_, adapters_[each] ? &*adapters_[each] : nullptr});
   }
-  return all;
-}
-
-std::vector<Experts::Projection> Experts::projections_of(const at::Tensor& parameter) const {
-  auto all = projections();
-  if (parameter.is_same(down_)) return {all.back()};
-  all.pop_back();
   return all;
 }
 
 at::Tensor Experts::forward(const at::Tensor& rows, const RowGroupsPtr& groups) {
   if (is_plain()) {
     const auto wide = grouped_linear(rows, up_, groups);
-    const bool is_swiglu = wide.size() == 2 && spec_.activation == Activation::kSilu;
-    if (is_swiglu) return grouped_swiglu_linear(wide[0], wide[1], down_, groups);
-    return grouped_linear(activated(wide, spec_.activation), down_, groups)[0];
+    if (spec_.is_swiglu()) return grouped_swiglu_linear(wide[0], wide[1], down_, groups);
+    return grouped_linear(activated(wide, spec_), down_, groups)[0];
   }
   std::vector<at::Tensor> wide;
   if (spec_.gated) wide.push_back(project(kGate, rows, groups));
   wide.push_back(project(kUp, rows, groups));
-  return project(kDown, activated(wide, spec_.activation), groups);
+  return project(kDown, activated(wide, spec_), groups);
 }
 
 at::Tensor Experts::project(Index projection, const at::Tensor& rows, const RowGroupsPtr& groups) const {
   const auto weight = weight_of(projection);
-  const auto results =
-      float8_ ? float8_products(rows, weight, *groups, *float8_) : grouped_linear(rows, weight, groups)[0];
+  const auto results = compute_ == nullptr ? grouped_linear(rows, weight, groups)[0]
+                                           : products_one_by_one(rows, weight, *groups, *compute_);
   const auto& adapter = adapters_[projection];
   if (!adapter) return results;
   const bool drops = is_training() && adapter->dropout > 0;
@@ -91,13 +140,15 @@ at::Tensor Experts::project(Index projection, const at::Tensor& rows, const RowG
   return at::add(results, grouped_linear(narrow, adapter->lora_b, groups)[0], adapter->scale);
 }
 
-void Experts::add_adapters(const std::vector<std::string>& projections, int64_t rank, double scale, double dropout) {
-  for (const auto& [name, weight, _] : this->projections()) {
-    if (std::ranges::find(projections, name) == projections.end()) continue;
+void Experts::add_adapters(const std::vector<std::string>& names, int64_t rank, double scale, double dropout) {
+  for (const Index each : {kGate, kUp, kDown}) {
+    const char* name = kNames[each];
+    if (std::ranges::find(names, name) == names.end()) continue;
+    const auto weight = weight_of(each);
     const auto options = weight.options().requires_grad(false);
     const auto lora_a = at::empty({weight.size(0), rank, weight.size(2)}, options);
     const auto lora_b = at::zeros({weight.size(0), weight.size(1), rank}, options);
-    adapters_[std::ranges::find(kNames, std::string_view(name)) - kNames] = {lora_a, lora_b, scale, dropout};
+    adapters_[each] = {lora_a, lora_b, scale, dropout};
     const auto adapter = register_module(name, std::make_shared<torch::nn::Module>());
     for (const auto& [child, values] : {std::pair("lora_A", lora_a), std::pair("lora_B", lora_b)}) {
       const auto layer = adapter->register_module(child, std::make_shared<torch::nn::Module>());

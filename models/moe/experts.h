@@ -4,49 +4,50 @@
 #include <torch/nn/module.h>
 
 #include <array>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "checkpoint/weights/weight_map.h"
 #include "framework/modules/weight_init_mixin.h"
-#include "models/kernels/float8_linear.h"
-#include "models/kernels/row_groups.h"
+#include "models/config/weight_files.h"
+#include "models/kernels/grouped_linear.h"
 #include "models/layers/mlp.h"
 #include "models/layers/parallel_linear.h"
 #include "models/layers/part.h"
 
 namespace megashard {
 
+/// Sizes of the experts of a layer.
+struct ExpertSizes {
+  int64_t experts, hidden, intermediate;
+  bool gated = true;
+};
+
+/// The forms in which files have the experts of a layer, the published one first: gate_up_proj [E, 2, I, C] (without a
+/// gate: up_proj [E, I, C]) and down_proj [E, C, I] of the module `path`, "model.layers.0.mlp.experts." All can be
+/// read. Square experts are published packed: transformers transposes a tensor only if its sizes differ from its own.
+WeightGroup expert_forms(const std::string& path, const ExpertSizes& sizes, const ExpertFiles& published);
+
 /// The experts of a layer as one module with two parameters, as transformers' Qwen3MoeExperts: gate_up_proj
 /// [E, 2, I, C], the gate first (without a gate: up_proj [E, I, C]), and down_proj [E, C, I]. With expert parallelism E
 /// are this rank's experts, with tensor parallelism I this rank's channels. Without biases.
-class Experts : public torch::nn::Module, public SelfInitializing, public CutOverRanks {
+class Experts : public torch::nn::Module, public SelfInitializing, public CutOverRanks, public LinearLayers {
  public:
-  /// y + scale * lora_b(lora_a(dropout(x))) of each expert (PEFT's LoraLayer).
-  struct Adapter {
-    at::Tensor lora_a, lora_b;  ///< parameters NAME.lora_A.weight [E, r, in] and NAME.lora_B.weight [E, out, r]
-    double scale = 0, dropout = 0;
-  };
-  /// A linear layer of all experts.
-  struct Projection {
-    const char* name;        ///< gate_proj, up_proj, down_proj
-    at::Tensor weight;       ///< [E, out, in], a view of a parameter
-    const Adapter* adapter;  ///< null: none
-  };
-
   Experts(const MlpSpec& spec, int64_t num_experts, std::string class_name, const BuildContext& context);
 
   /// Rows [N, C], sorted by expert -> this rank's partial sums of their results [N, C].
   at::Tensor forward(const at::Tensor& rows, const RowGroupsPtr& groups);
 
-  /// Adds adapters to these projections, as LowRankAdapter. Draws those of other ranks' experts, too, so that all
-  /// begin as on one rank.
-  void add_adapters(const std::vector<std::string>& projections, int64_t rank, double scale, double dropout);
-  void compute_in_float8(const Float8Options& options) { float8_ = options; }
   /// gate_proj, up_proj, down_proj; without a gate, the last two.
-  std::vector<Projection> projections() const;
-  /// Those of a parameter: of gate_up_proj two, else one.
-  std::vector<Projection> projections_of(const at::Tensor& parameter) const;
+  std::vector<Layer> linear_layers() const override;
+  /// fp8 scales are those of one matrix, so `compute` is called for each expert.
+  void set_compute(std::shared_ptr<LinearCompute> compute) override { compute_ = std::move(compute); }
+  /// Draws the adapters of other ranks' experts, too, so that all begin as on one rank.
+  void add_adapters(const std::vector<std::string>& names, int64_t rank, double scale, double dropout) override;
 
   void declare_cut(const DeviceMeshPtr& mesh) override;
   void init_own_weights(const WeightInit& init) override;
@@ -54,7 +55,7 @@ class Experts : public torch::nn::Module, public SelfInitializing, public CutOve
 
  private:
   enum Index { kGate, kUp, kDown };
-  bool is_plain() const { return !float8_ && !adapters_[kGate] && !adapters_[kUp] && !adapters_[kDown]; }
+  bool is_plain() const { return compute_ == nullptr && !adapters_[kGate] && !adapters_[kUp] && !adapters_[kDown]; }
   at::Tensor weight_of(Index projection) const;
   at::Tensor project(Index projection, const at::Tensor& rows, const RowGroupsPtr& groups) const;
 
@@ -63,9 +64,9 @@ class Experts : public torch::nn::Module, public SelfInitializing, public CutOve
   int64_t num_experts_;  // of the layer
   ExpertPlacement placement_;
   TensorParallelRanksPtr tensor_parallel_;
-  std::optional<Float8Options> float8_{};
-  std::array<std::optional<Adapter>, 3> adapters_{};  // by Index
-  at::Tensor up_, down_;                              // gate_up_proj or up_proj; down_proj
+  std::shared_ptr<LinearCompute> compute_;
+  std::array<std::optional<LowRankAdapter>, 3> adapters_{};  // by Index
+  at::Tensor up_, down_;                                     // gate_up_proj or up_proj; down_proj
 };
 
 }  // namespace megashard

@@ -9,7 +9,7 @@
 
 #include <utility>
 
-#include "models/moe/expert_forms.h"
+#include "models/moe/expert_parallel.h"
 
 namespace megashard {
 namespace {

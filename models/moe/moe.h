@@ -9,7 +9,6 @@
 
 #include "models/layers/mlp.h"
 #include "models/layers/part.h"
-#include "models/moe/expert_exchange.h"
 #include "models/moe/experts.h"
 #include "models/moe/router.h"
 #include "parallel/fsdp/hooked_module.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "models/layers/key_span.h"
+#include "models/layers/causal_attention.h"
 
 namespace megashard {
 namespace {

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "framework/modules/weight_init_mixin.h"
-#include "models/layers/embedding.h"
 #include "models/layers/linear.h"
 #include "models/layers/mlp.h"
 #include "models/layers/norm.h"
 #include "models/layers/rotary.h"
+#include "models/layers/vocabulary.h"
 #include "models/vision/vision_plan.h"
 #include "parallel/fsdp/hooked_module.h"
 

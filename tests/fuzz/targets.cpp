@@ -168,7 +168,9 @@ void fuzz_index(std::string_view bytes) {
     if (!is_plain_file_name(file)) std::abort();
 }
 
-void fuzz_hf_config(std::string_view bytes) { decoder_config_from_hf(parse_ordered_json(bytes, "fuzz"), "fuzz"); }
+void fuzz_hf_config(std::string_view bytes) {
+  decoder_config_from_hf(HfConfig(parse_ordered_json(bytes, "fuzz"), "fuzz"));
+}
 
 void fuzz_token_index(std::string_view bytes) {
   static const ChangingFile bin("tokens.bin"), index("tokens.idx");

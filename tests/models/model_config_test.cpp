@@ -1,4 +1,3 @@
-#include "models/decoder_arguments.h"
 #include "models/model_config.h"
 #include "models/network_arguments.h"
 
@@ -40,7 +39,7 @@ class HfFolder {
   }
   ~HfFolder() { std::filesystem::remove_all(path_); }
   const std::filesystem::path& path() const { return path_; }
-  DecoderConfig config() const { return decoder_config_from_hf(path_); }
+  DecoderConfig config() const { return decoder_config_from_hf(HfConfig::of_model(path_)); }
 
  private:
   static inline int count = 0;
@@ -130,7 +129,7 @@ TEST(HfConfig, WhatIsNotComputedIsRefused) {
   refused("gemma3_text", R"(, "use_bidirectional_attention": true)", "use_bidirectional_attention is not supported");
   refused("gemma3_text", R"(, "layer_types": ["full_attention"])", "layer_types has 1 entries for num_hidden_layers 4");
   refused("gemma3_text", R"(, "layer_types": ["a", "a", "a", "a"])", "layer_types has a, which is not supported");
-  EXPECT_THAT([] { decoder_config_from_hf("/nonexistent"); },
+  EXPECT_THAT([] { HfConfig::of_model("/nonexistent"); },
               ThrowsMessage<c10::Error>(HasSubstr("cannot read /nonexistent/config.json")));
 }
 

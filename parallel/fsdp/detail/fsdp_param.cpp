@@ -151,12 +151,7 @@ c10::Device FsdpParam::sharded_device() const { return offload_ ? c10::Device(c1
 
 /// View of this rank's part of a whole tensor.
 at::Tensor FsdpParam::part_of(const at::Tensor& whole) const {
-  at::Tensor part = whole.detach();
-  const auto offsets = geometry_.offsets(rank_), sizes = geometry_.local_sizes(rank_);
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] != geometry_.sizes[i]) part = part.narrow(static_cast<int64_t>(i), offsets[i], sizes[i]);
-  }
-  return part;
+  return narrowed(whole.detach(), geometry_.offsets(rank_), geometry_.local_sizes(rank_));
 }
 
 at::Tensor FsdpParam::rows_of(const at::Tensor& whole) const {

@@ -31,7 +31,7 @@ DecoderConfig family_config(const std::string& family) {
                                          {"num_experts_per_tok", 2},   {"initializer_range", 0.3},
                                          {"sliding_window", 3},        {"sliding_window_pattern", 2},
                                          {"query_pre_attn_scalar", 5}, {"pad_token_id", 22}};
-  return decoder_config_from_hf(config, "config.json");
+  return decoder_config_from_hf(HfConfig(config, "config.json"));
 }
 
 /// Megatron's GPT: learned positions, LayerNorm, biases, one tied weight.

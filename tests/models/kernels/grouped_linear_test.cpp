@@ -10,7 +10,6 @@
 #include <numeric>
 
 #include "models/kernels/fused_ops.h"
-#include "models/kernels/grouped_products.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"
 #include "tests/models/kernels/against_fp64.h"

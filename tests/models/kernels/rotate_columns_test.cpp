@@ -1,6 +1,6 @@
 // Rotates queries and keys in place, as columns of the joint product.
 
-#include "models/kernels/rotate_columns.h"
+#include "models/kernels/row_layout.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
@@ -9,7 +9,6 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "models/kernels/column_parts.h"
 #include "models/kernels/fused_ops.h"
 #include "tests/support/simulated_device.h"
 

@@ -1,6 +1,6 @@
 // SwiGLU and the linear layer after it, without keeping the activation between them.
 
-#include "models/kernels/swiglu_linear.h"
+#include "models/kernels/linear_products.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>

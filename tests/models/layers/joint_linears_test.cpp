@@ -1,14 +1,14 @@
 // Linear layers with the same input: one product if their weights are adjacent, with the results of separate layers.
 
-#include "models/layers/joint_linears.h"
+#include "models/layers/parallel_linear.h"
 
 #include <ATen/ops/allclose.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
 
-#include "models/kernels/joint_linear.h"
-#include "models/layers/low_rank_adapter.h"
+#include "models/kernels/linear_products.h"
+#include "models/layers/linear.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"
 #include "tests/support/formula.h"
@@ -98,11 +98,12 @@ TEST(JointLinears, OneProductHasTheNumbersOfThree) {
 TEST(JointLinears, AnAdapterTakesThemApart) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Three model(false), plain(false);
-    for (auto* each : {&model, &plain}) LowRankAdapter::add_to(*each->layers[1], 2, 1.0, 0.0);
+    for (auto* each : {&model, &plain}) each->layers[1]->add_adapters({""}, 2, 1.0, 0.0);
     for (auto* each : {&model, &plain}) {
       const at::NoGradGuard no_grad;
-      LowRankAdapter::of(*each->layers[1])->lora_b().copy_(fixed({kOut[1], 2}, 50));
-      LowRankAdapter::of(*each->layers[1])->lora_a().copy_(fixed({2, kIn}, 51));
+      const auto* adapter = each->layers[1]->linear_layers()[0].adapter;
+      adapter->lora_b.copy_(fixed({kOut[1], 2}, 50));
+      adapter->lora_a.copy_(fixed({2, kIn}, 51));
     }
     fully_shard(model, resharding(world));
     const auto x = fixed({2, 5, kIn}, 30).to(model.layers[0]->weight.device());

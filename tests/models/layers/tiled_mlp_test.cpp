@@ -1,4 +1,4 @@
-#include "models/layers/tiled_mlp.h"
+#include "models/layers/mlp.h"
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -12,8 +12,7 @@
 
 #include <map>
 
-#include "models/layers/low_rank_adapter.h"
-#include "models/layers/mlp.h"
+#include "models/layers/linear.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/message_of.h"
 #include "tests/support/simulated_device.h"
@@ -30,7 +29,7 @@ std::shared_ptr<Hooked<Mlp>> mlp_of(int64_t tiles, bool adapted = false) {
   auto mlp = std::make_shared<Hooked<Mlp>>(MlpSpec{.hidden_size = 32, .intermediate_size = 1024},
                                            BuildContext{.mlp_tiles = tiles});
   for (const auto& each : mlp->children()) {
-    if (adapted) LowRankAdapter::add_to(dynamic_cast<Linear&>(*each), /*rank=*/4, /*scale=*/2, /*dropout=*/0.5);
+    if (adapted) dynamic_cast<LinearLayers&>(*each).add_adapters({""}, /*rank=*/4, /*scale=*/2, /*dropout=*/0.5);
   }
   mlp->to(testing::device_of_tests());
   const at::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-#include "models/moe/expert_exchange.h"
+#include "models/moe/expert_parallel.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>

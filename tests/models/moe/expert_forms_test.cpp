@@ -1,4 +1,4 @@
-#include "models/moe/expert_forms.h"
+#include "models/moe/experts.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>

@@ -43,7 +43,7 @@ DecoderConfig moe_config(const nlohmann::ordered_json& changes = {}) {
                                  {"mlp_only_layers", {1}},
                                  {"initializer_range", 0.1}};
   if (!changes.is_null()) json.update(changes);
-  return decoder_config_from_hf(json, "config.json");
+  return decoder_config_from_hf(HfConfig(json, "config.json"));
 }
 
 std::shared_ptr<DecoderModel> make_moe(const nlohmann::ordered_json& changes = {}, int ep_size = 1, int ep_rank = 0) {

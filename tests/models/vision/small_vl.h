@@ -32,9 +32,7 @@ inline nlohmann::ordered_json small_vl(const std::string& type) {
 
 /// Random weights, the same in each call. If there are several parts, only this part's experts.
 inline std::shared_ptr<DecoderModel> make_vl(const std::string& type, int ep_size = 1, int ep_rank = 0) {
-  const auto json = small_vl(type);
-  const std::string path = "config.json";
-  const HfConfig config(json, path);
+  const HfConfig config(small_vl(type), "config.json");
   auto model = std::make_shared<DecoderModel>(network_from_hf(config),
                                               BuildContext{.experts = {.ranks = ep_size, .rank = ep_rank}},
                                               family_of(config).weight_files);

@@ -5,16 +5,18 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace megashard {
 
-/// A config.json with error messages for missing fields. A null field counts as absent if transformers' classes allow
-/// null, and is an error otherwise, as in transformers.
+/// A value: config.json, with error messages for missing fields. A null field counts as absent if transformers' classes
+/// allow null, and is an error otherwise, as in transformers.
 class HfConfig {
  public:
   enum class Purpose {
@@ -22,11 +24,18 @@ class HfConfig {
     kWeights,  ///< only their names and sizes: unsupported computations do not matter
   };
 
-  /// Both arguments must outlive this object; `path` is used in messages.
-  HfConfig(const nlohmann::ordered_json& json, const std::string& path, Purpose purpose = Purpose::kComputation)
-      : json_(json), path_(path), purpose_(purpose) {}
+  /// `path` is used in messages.
+  HfConfig(nlohmann::ordered_json json, std::string path, Purpose purpose = Purpose::kComputation)
+      : json_(std::make_shared<const nlohmann::ordered_json>(std::move(json))),
+        path_(std::move(path)),
+        purpose_(purpose) {}
+  /// Reads config.json of a Hugging Face model directory. Throws an error with the remedy for a directory without one
+  /// (PEFT adapters, GGUF files, Meta's format, checkpoints of a run, the hub's cache) and for models with quantised
+  /// weights.
+  static HfConfig of_model(const std::string& directory);
 
-  const nlohmann::ordered_json* find(const char* key) const { return find(json_, key); }
+  const nlohmann::ordered_json& json() const { return *json_; }
+  const nlohmann::ordered_json* find(const char* key) const { return find(*json_, key); }
   static const nlohmann::ordered_json* find(const nlohmann::ordered_json& object, const char* key) {
     const auto found = object.find(key);
     return found == object.end() || found->is_null() ? nullptr : &*found;
@@ -34,10 +43,13 @@ class HfConfig {
   /// The object at that key (text_config); nullopt if it is absent or not an object.
   std::optional<HfConfig> object(const char* key) const {
     const auto* value = find(key);
-    return value == nullptr || !value->is_object() ? std::nullopt : std::optional(HfConfig(*value, path_, purpose_));
+    if (value == nullptr || !value->is_object()) return std::nullopt;
+    auto part = *this;
+    part.json_ = {json_, value};
+    return part;
   }
   /// True if the field is null.
-  bool is_null(const char* key) const { return json_.contains(key) && json_.at(key).is_null(); }
+  bool is_null(const char* key) const { return json_->contains(key) && json_->at(key).is_null(); }
 
   template <class T>
   T get(const char* key, T fallback) const {
@@ -47,7 +59,7 @@ class HfConfig {
   /// Treats null as absent.
   template <class T>
   T get_or_null(const char* key, T fallback) const {
-    return get(json_, key, fallback);
+    return get(*json_, key, fallback);
   }
   template <class T>
   T get(const nlohmann::ordered_json& object, const char* key, T fallback) const {
@@ -62,7 +74,7 @@ class HfConfig {
   }
   template <class T>
   T need(const char* key) const {
-    return need<T>(json_, key);
+    return need<T>(*json_, key);
   }
 
   bool describes_computation() const { return purpose_ == Purpose::kComputation; }
@@ -91,8 +103,8 @@ class HfConfig {
     return value.get<T>();
   }
 
-  const nlohmann::ordered_json& json_;
-  const std::string& path_;
+  std::shared_ptr<const nlohmann::ordered_json> json_;  // may be a part of the file
+  std::string path_;
   Purpose purpose_;
 };
 

@@ -1,9 +1,9 @@
-#include "models/config/hf_directory.h"
+#include "checkpoint/hugging_face/hf_config.h"
 
 #include <c10/util/Exception.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "checkpoint/hugging_face/hf_files.h"
 
@@ -44,7 +44,7 @@ std::string what_else(const std::string& directory) {
 
 }  // namespace
 
-nlohmann::ordered_json need_model_config(const std::string& directory) {
+HfConfig HfConfig::of_model(const std::string& directory) {
   if (entry_of(directory, "config.json", "").empty()) {
     const auto what = what_else(directory);
     TORCH_CHECK(what.empty(), directory, what);
@@ -54,7 +54,7 @@ nlohmann::ordered_json need_model_config(const std::string& directory) {
   TORCH_CHECK(quantised == config.end() || quantised->is_null(), directory,
               "/config.json has a quantization_config: the weights are quantised, which cannot be trained here; give "
               "the model as it was before that");
-  return config;
+  return {std::move(config), directory + "/config.json"};
 }
 
 }  // namespace megashard

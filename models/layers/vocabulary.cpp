@@ -1,4 +1,4 @@
-#include "models/layers/embedding.h"
+#include "models/layers/vocabulary.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding.h>
@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "models/kernels/fused_ops.h"
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
@@ -49,6 +50,17 @@ void Embedding::init_own_weights(const WeightInit& init) {
     draw_weight(weight, {weight.size(0) * ranks_->size(), weight.size(1)}, 0, *ranks_, init.std, init);
   }
   if (padding_index_) weight.select(0, *padding_index_).zero_();
+}
+
+at::Tensor Head::own_weight() const { return tied_ ? with_own_gradient(weight) : weight; }
+
+at::Tensor Head::forward(const at::Tensor& x) { return product(x, own_weight(), bias); }
+
+TokenLosses Head::token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights,
+                               std::optional<int64_t> at_once) {
+  const auto group = ranks()->size() == 1 ? nullptr : ranks()->group();
+  if (!is_plain() || bias.defined()) return {vocab_parallel_cross_entropy(forward(x), labels, group), {}};
+  return linear_cross_entropy(x, own_weight(), labels, group, loss_weights, at_once);
 }
 
 }  // namespace megashard
