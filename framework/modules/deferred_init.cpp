@@ -14,6 +14,7 @@
 
 #include "framework/modules/deferred_replay.h"
 #include "framework/recompute/call_state.h"
+#include "parallel/device/autograd_node.h"
 
 namespace megashard {
 namespace detail {
@@ -184,7 +185,7 @@ void become(at::Tensor& target, const at::Tensor& value) {
   const c10::InferenceMode not_inference(false);
   target.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
   // A gradient accumulator created for the meta tensor would reject the new gradients.
-  if (target.requires_grad() && target.is_leaf()) torch::autograd::impl::set_grad_accumulator(target, {});
+  if (target.requires_grad() && target.is_leaf()) set_grad_accumulator(target, nullptr);
 }
 
 }  // namespace megashard

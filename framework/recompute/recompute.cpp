@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "framework/recompute/recompute_frame.h"
+#include "parallel/device/autograd_node.h"
 #include "parallel/fsdp/recompute_scope.h"
 
 namespace megashard {
@@ -99,8 +100,7 @@ class RecomputeRunner final : public ForwardRunner {
 
   std::vector<at::Tensor> run_reentrant(const Body& body, const std::vector<at::Tensor>& inputs) const {
     if (!needs_backward(inputs)) return body(inputs);
-    const auto node = std::shared_ptr<ReentrantCall>(new ReentrantCall(repeatable(body, inputs), inputs),
-                                                     torch::autograd::deleteNode);
+    const auto node = make_node<ReentrantCall>(repeatable(body, inputs), inputs);
     std::vector<at::Tensor> detached;
     for (const auto& input : inputs) detached.push_back(input.defined() ? input.detach() : input);
     std::vector<at::Tensor> outputs;

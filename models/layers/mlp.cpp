@@ -18,6 +18,7 @@
 
 #include "framework/recompute/call_state.h"
 #include "models/kernels/fused_ops.h"
+#include "parallel/device/autograd_node.h"
 
 namespace megashard {
 namespace {
@@ -125,7 +126,7 @@ at::Tensor tiled_rows(const RowsBody& body, const at::Tensor& x, const std::vect
                                                      : torch::autograd::Edge()};
   for (const auto& parameter : trained) edges.push_back(torch::autograd::impl::gradient_edge(parameter));
   const auto node =
-      std::make_shared<TiledRowsNode>(std::move(edges), body, x, std::move(trained), pieces, std::move(states));
+      make_node<TiledRowsNode>(std::move(edges), body, x, std::move(trained), pieces, std::move(states));
   torch::autograd::impl::set_gradient_edge(out, {node, node->add_input_metadata(out)});
   return out;
 }

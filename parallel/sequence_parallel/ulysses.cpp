@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "parallel/device/autograd_node.h"
+
 namespace megashard {
 namespace {
 
@@ -51,7 +53,7 @@ HeadTensors recorded_exchange(const char* name, const HeadTensors& inputs, const
   if (!c10::GradMode::is_enabled() || std::none_of(inputs.begin(), inputs.end(), needs_gradient)) return outputs;
   torch::autograd::edge_list edges;
   for (const auto& each : inputs) edges.push_back(torch::autograd::impl::gradient_edge(each));
-  const auto node = std::make_shared<SequenceExchangeNode>(name, std::move(edges), shard, exchange, inverse);
+  const auto node = make_node<SequenceExchangeNode>(name, std::move(edges), shard, exchange, inverse);
   for (auto& output : outputs) {
     output = output.detach();
     torch::autograd::impl::set_gradient_edge(output, {node, node->add_input_metadata(output)});

@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "parallel/device/autograd_node.h"
+
 namespace megashard {
 namespace {
 
@@ -35,7 +37,7 @@ at::Tensor recorded(const char* name, const at::Tensor& input, const at::Tensor&
                     const ProcessGroupPtr& group) {
   if (!c10::GradMode::is_enabled() || !input.requires_grad()) return output;
   torch::autograd::edge_list edges{torch::autograd::impl::gradient_edge(input)};
-  const auto node = std::make_shared<RegionNode>(name, std::move(edges), counterpart, group);
+  const auto node = make_node<RegionNode>(name, std::move(edges), counterpart, group);
   at::Tensor result = output.detach();
   torch::autograd::impl::set_gradient_edge(result, {node, node->add_input_metadata(result)});
   return result;

@@ -230,7 +230,6 @@ bool FsdpParam::reset_sharded_param() {
 
 void FsdpParam::install_accumulator() {
   using torch::autograd::impl::grad_accumulator;
-  using torch::autograd::impl::set_grad_accumulator;
   if (!parameter_.requires_grad()) return;
   set_grad_accumulator(parameter_, accumulator_);
   if (accumulator_ != nullptr) return;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/device/autograd_node.h"
 #include "parallel/device/streams.h"
 #include "parallel/fsdp/custom_comm.h"
 #include "parallel/fsdp/detail/shard_geometry.h"
@@ -144,7 +145,7 @@ class FsdpParam {
   at::Tensor unsharded_accumulated_grad_;
   StreamEvent offloaded_grad_;  // recorded after its copy to the host
   std::vector<std::function<void(const at::Tensor&)>> grad_hooks_;
-  std::shared_ptr<torch::autograd::Node> accumulator_;  // the only AccumulateGrad, of the unsharded shape
+  NodePtr accumulator_;  // the only AccumulateGrad, of the unsharded shape
   uintptr_t accumulator_hook_ = 0;                      // reports to the group that the gradient is complete
 };
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "parallel/copies/on_device.h"
+#include "parallel/device/autograd_node.h"
 #include "parallel/fsdp/detail/fsdp_param.h"
 #include "parallel/fsdp/recompute_scope.h"
 #include "parallel/guarded_tensor.h"
@@ -48,7 +49,7 @@ bool pass_through_node(const char* node_name, TensorRefs tensors, std::function<
     edges.push_back(torch::autograd::impl::gradient_edge(*tensor));
   }
   if (differentiable.empty()) return false;
-  const auto node = std::make_shared<UnitNode>(node_name, std::move(edges), std::move(callback));
+  const auto node = make_node<UnitNode>(node_name, std::move(edges), std::move(callback));
   for (auto* tensor : differentiable) {
     at::Tensor alias = tensor->detach();
     torch::autograd::impl::set_gradient_edge(alias, {node, node->add_input_metadata(alias)});
