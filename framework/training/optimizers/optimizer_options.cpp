@@ -1,5 +1,7 @@
 #include "framework/training/optimizers/optimizer_options.h"
 
+#include "framework/arguments/arguments.h"
+
 namespace megashard {
 
 OptimizerOptions optimizer_options(const Arguments& arguments) {
