@@ -92,7 +92,7 @@ struct AuxTerm {
   at::Tensor metric;  ///< scalar without gradient: what the log shows
 };
 
-/// What a model returns for a Batch. Undefined tensors are absent.
+/// Result of a model for a Batch. Undefined tensors are absent.
 struct ModelOutput {
   at::Tensor logits{};        ///< [B, T, V]; without labels
   at::Tensor token_losses{};  ///< [B, T] fp32, -log p(label); with labels

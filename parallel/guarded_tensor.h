@@ -20,7 +20,7 @@ namespace megashard {
 
 class FsdpParam;
 
-/// What is known of a parameter beside its tensor.
+/// Properties of a parameter that its tensor does not hold.
 struct ParameterRecord {
   /// A mesh dimension beside FSDP's (tensor_parallel_layout.h).
   struct Layout {

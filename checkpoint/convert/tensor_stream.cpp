@@ -55,7 +55,7 @@ Names model_names(const WeightGroup& group) {
 }
 
 enum class Target { kModel, kPublished };
-/// Whether the map has only some of the tensors, or must have all.
+/// Tensors that the map must have.
 enum class Coverage { kSome, kAll };
 
 /// A stream whose groups of weights change their form.
@@ -106,7 +106,7 @@ class FormChange {
     return found == infos_.end() ? nullptr : found->second;
   }
 
-  /// Whether the stream has the group in this form (null: the model's), of which one tensor is there.
+  /// True if the stream has all tensors of the group in this form (null: the model's); at least one exists.
   bool has_form(const KeyFamily& family, const WeightGroup& group, const StoredForm* form) const {
     const auto is_there = [&](const std::string& name, const auto& fits) {
       const auto* there = info(family, name);

@@ -63,7 +63,7 @@ bool MegatronModule::is_embedding_or_output_parameter(const std::string& name) c
 
 namespace {
 
-/// By name: "float32[4, 3]".
+/// Dtype and sizes of each tensor, by name: "float32[4, 3]".
 std::map<std::string, std::string> kinds_of(const ShardedTensors& tensors) {
   std::map<std::string, std::string> kinds;
   for (const auto& [name, tensor] : tensors) {

@@ -24,7 +24,8 @@ struct Loss {
   std::vector<MetricSum> metrics;  ///< the first one is the loss; the same names in each step
 };
 
-/// What training minimises, as a function of the tokens' losses -log p(label) (loss functions of torchtitan and TRL).
+/// The loss that training minimises: a function of the tokens' losses -log p(label) (torchtitan's and TRL's loss
+/// functions).
 /// The trainer divides the sum by count(), by micro batch or over the global batch (--calculate-per-token-loss), and
 /// scales it (--initial-loss-scale): an objective knows neither.
 class Objective {

@@ -139,7 +139,7 @@ std::string text_of_file(const std::string& path) {
   return std::move(text).str();
 }
 
-/// Behind what a trace has exactly once.
+/// Position after `mark`, which a trace has exactly once.
 size_t place_behind(const std::string& trace, std::string_view mark) {
   const size_t at = trace.find(mark);
   TORCH_CHECK(at != std::string::npos, "a trace of LibTorch's profiler has no ", mark);

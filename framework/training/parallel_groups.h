@@ -37,8 +37,8 @@ SequenceShard sequence_ranks(const ContextParallelArguments& arguments, const Mu
 /// itself where sequences are not shared. Collective.
 ProcessGroupPtr data_parallel_group(const ContextParallelArguments& arguments, const ProcessGroupPtr& group);
 
-/// Of `parameters`, those that every rank holds whole and nothing reduces: neither fully_shard nor
-/// tensor parallelism has them (ignored_modules of the FSDP2 file).
+/// Selects the parameters that every rank holds whole and nothing reduces: neither fully_shard nor tensor parallelism
+/// manages them (ignored_modules of the FSDP2 file).
 std::vector<at::Tensor> replicated_parameters(const std::vector<at::Tensor>& parameters);
 
 /// Averages their gradients over the ranks, as fully_shard does for its own, by one all-reduce in

@@ -14,7 +14,7 @@ torch::profiler::impl::ProfilerConfig profiler_config() {
   return torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO);
 }
 
-/// Where the traces go: --profile-save-path, or --tensorboard-dir.
+/// Folder of the traces: --profile-save-path, or --tensorboard-dir.
 std::string profile_folder(const LoggingArguments& log) {
   return log.profile_save_path ? *log.profile_save_path : log.tensorboard_dir.value_or("");
 }

@@ -16,14 +16,14 @@
 
 namespace megashard {
 
-/// What TrainStep knows of a step, of this rank's share: fp64 on the device.
+/// Statistics of a step from this rank's share of the batch: fp64 on the device.
 struct DeviceStats {
   at::Tensor grad_norm;   ///< scalar, before clipping; the same on all ranks
   at::Tensor loss_scale;  ///< scalar, of the next step; 1 without a scaler; the same on all ranks
   at::Tensor sums;        ///< [2 * metrics]: sum and count of each, in the order of TrainStep::metric_names
 };
 
-/// What the host of a rank adds.
+/// Statistics of a step from this rank's host.
 struct HostStats {
   StopRequest stop_request = StopRequest::kNone;
   Requests requests{};

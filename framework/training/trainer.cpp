@@ -62,7 +62,7 @@ std::unique_ptr<StepTimers> make_timers(const LoggingArguments& log, const Proce
   return std::make_unique<StepTimers>(log.timing_log_level, log.timing_log_option, world, device);
 }
 
-/// What flags ask for besides: the host waits once more, for both. Collective.
+/// Optional metrics (zero count, parameter norm). Blocks the host once for both. Collective.
 void measure_gradients_and_weights(const LoggingArguments& log, const MultiModalModule& model,
                                    const Optimizer& optimizer, c10::Device device, StepReport& report) {
   std::vector<at::Tensor> measured;

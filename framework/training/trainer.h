@@ -56,7 +56,7 @@ class Trainer {
   Optimizer& optimizer() { return *optimizer_; }
 
  private:
-  /// Of the loop: what the step under way has, and why the loop ends.
+  /// State of the loop: the current step, and the reason to end.
   struct Loop {
     std::optional<Microbatches> microbatches{};  // from the first step of this run on
     int64_t train_iters = 0;

@@ -16,8 +16,8 @@
 
 namespace megashard {
 
-/// A training, in slices that its parts define. Nobody behind it reads the arguments, but for those who record or
-/// compare them.
+/// Plan of a training, in slices that its parts define. After it only code that records or compares the arguments
+/// reads them.
 struct TrainingPlan {
   RunLength length{};
   TrainingDataOptions data{};
@@ -40,7 +40,7 @@ struct TrainingPlan {
   const Arguments& arguments;
 };
 
-/// Of validated arguments. `sets`: data_options().
+/// Makes the plan from validated arguments. `sets`: data_options().
 TrainingPlan plan_training(const Arguments& arguments, DataOptions sets);
 
 }  // namespace megashard

@@ -17,7 +17,7 @@
 
 namespace megashard {
 
-/// First steps of every program that runs a model.
+// First steps of every program that runs a model.
 
 /// Prints on rank 0 what is not below --logging-level; unset: all.
 DiagnosticSink sink_for(int rank, std::optional<int64_t> logging_level = std::nullopt);

@@ -8,6 +8,7 @@
 
 #include "parallel/collectives/group_waits.h"
 #include "parallel/collectives/peer_watch.h"
+#include "parallel/collectives/process_group.h"
 #include "parallel/collectives/wait_error.h"
 
 namespace megashard {

@@ -43,7 +43,7 @@ struct OptimizerOptions {
   int64_t cast_elements = int64_t{1} << 24;
 };
 
-/// Of validated arguments.
+/// Reads validated arguments.
 OptimizerOptions optimizer_options(const Arguments& arguments);
 /// Adds what Muon must know of a model's parameters. `model` must outlive what is made of them.
 OptimizerOptions for_model(OptimizerOptions options, const MegatronModule& model);

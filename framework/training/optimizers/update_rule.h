@@ -78,7 +78,7 @@ class ElementwiseRule : public UpdateRule {
             const StepContext& context) final;
 
  protected:
-  /// What a fused kernel takes, parameter by parameter, or parts of parameters.
+  /// Arguments of a fused kernel: lists of parameters, or of parts of parameters.
   struct KernelLists {
     std::vector<at::Tensor> parameters, gradients, steps;
     std::vector<std::vector<at::Tensor>> states;  ///< for each name of state_names()
@@ -91,7 +91,7 @@ class ElementwiseRule : public UpdateRule {
   class Buckets;
 };
 
-/// Of SGD and Muon, in PyTorch's words.
+/// PyTorch's name of the state of SGD and Muon.
 inline constexpr const char* kMomentumBuffer = "momentum_buffer";
 
 /// Keys of describe() that torch's AdamW and SGD share, with their defaults.
