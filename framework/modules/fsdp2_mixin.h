@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "framework/arguments/activation_arguments.h"
+#include "framework/arguments/activation_plan.h"
 #include "framework/modules/deferred_init.h"
 #include "framework/modules/fsdp2_config.h"
 #include "framework/modules/module_patterns.h"

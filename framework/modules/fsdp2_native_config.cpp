@@ -5,7 +5,8 @@
 #include <set>
 
 #include "framework/mistakes.h"
-#include "framework/modules/fsdp2_config.h"
+#include "framework/modules/fsdp2_config_entries.h"
+#include "framework/modules/wrap_policy.h"
 
 namespace megashard::detail {
 namespace {

@@ -13,7 +13,7 @@
 #include "framework/arguments/yaml_value.h"
 #include "framework/diagnostics.h"
 #include "framework/mistakes.h"
-#include "framework/modules/fsdp2_config.h"
+#include "framework/modules/fsdp2_config_entries.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {

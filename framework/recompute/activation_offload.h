@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "framework/arguments/activation_arguments.h"
+#include "framework/arguments/activation_plan.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {

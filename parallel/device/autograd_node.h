@@ -13,13 +13,13 @@ namespace megashard {
 /// Owning pointer to an autograd node: std::shared_ptr up to torch 2.12, c10::intrusive_ptr from 2.13 on.
 using NodePtr = decltype(torch::autograd::Edge::function);
 
-/// Makes a node of type T, a subclass of torch::autograd::Node. Releasing a long chain of nodes does not recurse.
+/// Makes a node of type T, a subclass of torch::autograd::Node, in one allocation.
 template <class T, class... Arguments>
 auto make_node(Arguments&&... arguments) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, T>) {
     return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
   } else {
-    return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...), [](auto* node) { deleteNode(node); });
+    return std::make_shared<T>(std::forward<Arguments>(arguments)...);
   }
 }
 

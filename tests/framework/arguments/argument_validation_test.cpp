@@ -8,7 +8,7 @@
 #include <functional>
 #include <sstream>
 
-#include "framework/arguments/activation_arguments.h"
+#include "framework/arguments/activation_plan.h"
 #include "framework/arguments/argument_table.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 #include "tests/support/diagnostics.h"
