@@ -1,8 +1,9 @@
-// The targets read configurations and build no network: the functions that only a network needs.
+// The targets read files in one process and build no network: the functions that only networks and ranks need.
 #include <c10/util/Exception.h>
 
 #include "models/network/network.h"
 #include "models/vision/qwen_vision.h"
+#include "parallel/collectives/agreement.h"
 
 namespace megashard {
 
@@ -18,6 +19,15 @@ void for_each_part(const Network& /*network*/, const std::function<void(const Pa
 
 EncoderSpecPtr qwen_vision(VisionLanguageConfig /*config*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+std::vector<std::string> gather_or_throw(const ProcessGroupPtr& /*group*/,
+                                         const std::function<std::string()>& /*work*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target has ranks");
+}
+
+void all_or_throw(const ProcessGroupPtr& /*group*/, const std::function<void()>& /*work*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target has ranks");
 }
 
 }  // namespace megashard
