@@ -38,15 +38,18 @@ void for_parts(int64_t rows, int64_t width, int64_t stride, const Body& body) {
 }  // namespace
 
 template <class T>
-void rms_norm(const T* x, const T* weight, T* y, float* inverse_rms, int64_t rows, int64_t width, float eps) {
+void rms_norm(const T* x, const T* branch, T* sum, const T* weight, T* y, float* inverse_rms, int64_t rows,
+              int64_t width, float eps) {
   for_rows(rows, width, [=](int64_t begin, int64_t end) {
-    MEGASHARD_RUN(RmsNorm, x + begin * width, weight, y + begin * width, inverse_rms + begin, end - begin, width, eps);
+    MEGASHARD_RUN(RmsNorm, x + begin * width, branch == nullptr ? nullptr : branch + begin * width,
+                  sum == nullptr ? nullptr : sum + begin * width, weight, y + begin * width, inverse_rms + begin,
+                  end - begin, width, eps);
   });
 }
 
 template <class T>
-void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms, T* grad_x,
-                       float* grad_weight, int64_t rows, int64_t width) {
+void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms, const T* grad_sum,
+                       T* grad_x, float* grad_weight, int64_t rows, int64_t width) {
   std::vector<float> partial;  // [threads, width], added in thread order: an equal number of threads gives equal bits
   const int64_t threads = at::get_num_threads();
   if (grad_weight != nullptr) partial.assign(static_cast<size_t>(threads * width), 0.0F);
@@ -54,7 +57,8 @@ void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float
   for_rows(rows, width, [=](int64_t begin, int64_t end) {
     float* const own = sums == nullptr ? nullptr : sums + at::get_thread_num() * width;
     MEGASHARD_RUN(RmsNormBackward, grad_y + begin * width, x + begin * width, weight, inverse_rms + begin,
-                  grad_x + begin * width, own, end - begin, width);
+                  grad_sum == nullptr ? nullptr : grad_sum + begin * width, grad_x + begin * width, own, end - begin,
+                  width);
   });
   if (grad_weight == nullptr) return;
   std::copy_n(partial.data(), width, grad_weight);
@@ -104,13 +108,13 @@ void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stat
   });
 }
 
-#define MEGASHARD_INSTANTIATE(T)                                                                             \
-  template void rms_norm(const T*, const T*, T*, float*, int64_t, int64_t, float);                           \
-  template void rms_norm_backward(const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t); \
-  template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, const HeadStrides&, bool);      \
-  template void swiglu(const T*, const T*, T*, int64_t, int64_t, int64_t);                                   \
-  template void swiglu_backward(const T*, const T*, const T*, T*, T*, T*, int64_t, int64_t, int64_t);        \
-  template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t);                   \
+#define MEGASHARD_INSTANTIATE(T)                                                                                       \
+  template void rms_norm(const T*, const T*, T*, const T*, T*, float*, int64_t, int64_t, float);                       \
+  template void rms_norm_backward(const T*, const T*, const T*, const float*, const T*, T*, float*, int64_t, int64_t); \
+  template void rotate(const T*, const T*, const T*, T*, const RotaryShape&, const HeadStrides&, bool);                \
+  template void swiglu(const T*, const T*, T*, int64_t, int64_t, int64_t);                                             \
+  template void swiglu_backward(const T*, const T*, const T*, T*, T*, T*, int64_t, int64_t, int64_t);                  \
+  template void cross_entropy(const T*, const int64_t*, float*, float*, int64_t, int64_t);                             \
   template void cross_entropy_backward_(T*, const int64_t*, const float*, const float*, int64_t, int64_t, int64_t)
 MEGASHARD_INSTANTIATE(float);
 MEGASHARD_INSTANTIATE(c10::BFloat16);

@@ -11,14 +11,17 @@
 namespace megashard::kernels {
 
 /// y = weight * (x / rms(x)), rounded to T before and after the multiplication by weight, as in transformers. x, y:
-/// [rows, width].
+/// [rows, width]. With a branch [rows, width] it normalises x + branch, which is rounded to T and stored in sum; else
+/// both are null.
 template <class T>
-void rms_norm(const T* x, const T* weight, T* y, float* inverse_rms, int64_t rows, int64_t width, float eps);
+void rms_norm(const T* x, const T* branch, T* sum, const T* weight, T* y, float* inverse_rms, int64_t rows,
+              int64_t width, float eps);
 
-/// Overwrites grad_weight, which may be null. x, grad_y, grad_x: [rows, width]; grad_weight: [width].
+/// Overwrites grad_weight, which may be null. x, grad_y, grad_x: [rows, width]; grad_weight: [width]. grad_sum [rows,
+/// width] or null: added to grad_x, both rounded to T.
 template <class T>
-void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms, T* grad_x,
-                       float* grad_weight, int64_t rows, int64_t width);
+void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms, const T* grad_sum,
+                       T* grad_x, float* grad_weight, int64_t rows, int64_t width);
 
 struct RotaryShape {
   int64_t batch, length, heads, head_dim;
@@ -26,6 +29,12 @@ struct RotaryShape {
   int64_t stride_batch, stride_time,
       stride_head;       ///< of x, in elements; its last dimension is dense
   bool table_per_batch;  ///< tables are [batch * length, rotary_dim / 2], else [length, ...]
+
+  // Offset in x of a head of a token, b * length + t, and of its angles in the tables.
+  int64_t place_of(int64_t token, int64_t head) const {
+    return token / length * stride_batch + token % length * stride_time + head * stride_head;
+  }
+  int64_t angles_of(int64_t token) const { return (table_per_batch ? token : token % length) * (rotary_dim / 2); }
 };
 /// Strides of heads [batch, length, heads, head_dim], in elements; the last dimension is contiguous.
 struct HeadStrides {

@@ -10,6 +10,7 @@
 #include "models/kernels/cpu_kernels.h"
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/gpu_operators.h"
+#include "models/kernels/head_kernels.h"
 #include "models/kernels/row_layout.h"
 
 namespace megashard {
@@ -42,28 +43,42 @@ Tensor linear_by_fp32_on_cpu(const Tensor& x, const Tensor& weight) {
   return matrix_product(rows, weight.to(at::kFloat).t()).to(x.scalar_type()).view(sizes);
 }
 
-TwoTensors rms_norm_on_cpu(const Tensor& x, const Tensor& weight, double eps) {
+/// Normalises x, or x + branch, which is stored in `sum`. Returns y and 1 / rms of each row.
+TwoTensors normed_on_cpu(const Tensor& x, const Tensor& branch, const Tensor& sum, const Tensor& weight, double eps) {
   const int64_t width = x.size(-1);
   const int64_t rows = width == 0 ? 0 : x.numel() / width;
   const Tensor y = at::empty_like(x), inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
+  const bool adds = branch.defined();
   with_type(x, [&](auto* type) {
-    kernels::rms_norm(data(type, x), data(type, weight), data(type, y), inverse_rms.mutable_data_ptr<float>(), rows,
-                      width, static_cast<float>(eps));
+    using T = std::remove_pointer_t<decltype(type)>;
+    kernels::rms_norm<T>(data(type, x), adds ? data(type, branch) : nullptr, adds ? data(type, sum) : nullptr,
+                         data(type, weight), data(type, y), inverse_rms.mutable_data_ptr<float>(), rows, width,
+                         static_cast<float>(eps));
   });
   return {y, inverse_rms};
 }
 
+TwoTensors rms_norm_on_cpu(const Tensor& x, const Tensor& weight, double eps) {
+  return normed_on_cpu(x, {}, {}, weight, eps);
+}
+
+ThreeTensors add_rms_norm_on_cpu(const Tensor& residual, const Tensor& branch, const Tensor& weight, double eps) {
+  const Tensor sum = at::empty_like(residual);
+  const auto [y, inverse_rms] = normed_on_cpu(residual, branch, sum, weight, eps);
+  return {sum, y, inverse_rms};
+}
+
 TwoTensors rms_norm_backward_on_cpu(const Tensor& grad_y, const Tensor& x, const Tensor& weight,
                                     const Tensor& inverse_rms, bool of_weight,
-                                    const std::optional<Tensor>& /*grad_sum: of add_rms_norm*/) {
+                                    const std::optional<Tensor>& grad_sum) {
   auto grad_x = at::empty_like(x);
   auto grad_weight = of_weight ? at::empty({x.size(-1)}, x.options().dtype(at::kFloat)) : Tensor();
   with_type(x, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     kernels::rms_norm_backward<T>(data(type, grad_y), data(type, x), data(type, weight),
-                                  inverse_rms.const_data_ptr<float>(), data(type, grad_x),
-                                  of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr, inverse_rms.numel(),
-                                  x.size(-1));
+                                  inverse_rms.const_data_ptr<float>(), grad_sum ? data(type, *grad_sum) : nullptr,
+                                  data(type, grad_x), of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr,
+                                  inverse_rms.numel(), x.size(-1));
   });
   return {grad_x, grad_weight};
 }
@@ -91,6 +106,38 @@ Tensor rotate_on_cpu(const Tensor& x, const Tensor& cos, const Tensor& sin, bool
   auto y = at::empty(x.sizes(), x.options());
   rotate_to_on_cpu(x, cos, sin, back, y);
   return y;
+}
+
+template <class T>
+kernels::HeadArrays<T> head_arrays(T* type, const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                                   bool zero_centered) {
+  return {data(type, x), data(type, weight), data(type, cos), data(type, sin), zero_centered};
+}
+
+TwoTensors norm_and_rotate_on_cpu(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                                  double eps, bool zero_centered) {
+  const Tensor y = at::empty(x.sizes(), x.options());
+  const Tensor inverse_rms = at::empty({x.size(0), x.size(1), x.size(2)}, x.options().dtype(at::kFloat));
+  with_type(x, [&](auto* type) {
+    kernels::norm_and_rotate(head_arrays(type, x, weight, cos, sin, zero_centered), data(type, y),
+                             inverse_rms.mutable_data_ptr<float>(), rotary_shape(x, cos), static_cast<float>(eps));
+  });
+  return {y, inverse_rms};
+}
+
+TwoTensors norm_and_rotate_backward_on_cpu(const Tensor& grad_y, const Tensor& x, const Tensor& weight,
+                                           const Tensor& cos, const Tensor& sin, const Tensor& inverse_rms,
+                                           bool zero_centered, bool of_weight) {
+  const Tensor grad_x = at::empty(x.sizes(), x.options());
+  const Tensor grad_weight = of_weight ? at::empty({x.size(-1)}, x.options().dtype(at::kFloat)) : Tensor();
+  with_type(x, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    kernels::norm_and_rotate_backward<T>(data(type, grad_y), head_arrays(type, x, weight, cos, sin, zero_centered),
+                                         inverse_rms.const_data_ptr<float>(), data(type, grad_x),
+                                         of_weight ? grad_weight.mutable_data_ptr<float>() : nullptr,
+                                         rotary_shape(x, cos));
+  });
+  return {grad_x, grad_weight};
 }
 
 Tensor swiglu_on_cpu(const Tensor& gate, const Tensor& up) {
@@ -228,9 +275,12 @@ TORCH_LIBRARY_IMPL(megashard, CPU, library) {
   library.impl("attention_backward", &attention_backward_on_cpu);
   if (cpu_takes_row_kernels_of_gpu()) return register_row_kernels_of_gpu(library);
   library.impl("rms_norm", &rms_norm_on_cpu);
+  library.impl("add_rms_norm", &add_rms_norm_on_cpu);
   library.impl("rms_norm_backward", &rms_norm_backward_on_cpu);
   library.impl("rotate", &rotate_on_cpu);
   library.impl("rotate_to", &rotate_to_on_cpu);
+  library.impl("norm_and_rotate", &norm_and_rotate_on_cpu);
+  library.impl("norm_and_rotate_backward", &norm_and_rotate_backward_on_cpu);
   library.impl("swiglu", &swiglu_on_cpu);
   library.impl("swiglu_backward", &swiglu_backward_on_cpu);
   library.impl("swiglu_backward_", &swiglu_backward_in_place_on_cpu);

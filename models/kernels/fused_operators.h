@@ -7,9 +7,9 @@
 
 #include "framework/dispatched_operator.h"
 
-/// The fused functions and their gradients as operators of LibTorch's dispatcher, with kernels for some backends: GPUs
-/// have those of gpu_operators.h; CPUs lack add_rms_norm and norm_and_rotate, which gain nothing there.
-/// fused_operators.cpp has the schemas with names and outputs; another library may register kernels for its backend.
+/// The fused functions and their gradients as operators of LibTorch's dispatcher, with kernels for some backends. CPUs
+/// have all, GPUs those of gpu_operators.h. fused_operators.cpp has the schemas with names and outputs; another library
+/// may register kernels for its backend.
 namespace megashard {
 
 /// Tensors are contiguous except: x of rotations and y of rotate_to, whose last dimension is contiguous, and gate and

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "models/kernels/fused_operators.h"
+#include "models/kernels/head_kernels.h"
 #include "models/kernels/linear_products.h"
 #include "models/kernels/once_differentiable.h"
 #include "models/kernels/row_layout.h"
@@ -181,8 +182,7 @@ NormedSum add_rms_norm(const at::Tensor& residual, const at::Tensor& branch, con
 }
 
 at::Tensor norm_and_rotate(const at::Tensor& x, const HeadNorm& norm, const at::Tensor& cos, const at::Tensor& sin) {
-  constexpr int64_t kWidest = 256;  // of a GPU's kernel (gpu/head_shape.h)
-  const bool fits = x.dim() == 4 && x.size(3) <= kWidest && norm.weight.dim() == 1 &&
+  const bool fits = x.dim() == 4 && x.size(3) <= kernels::kWidestHead && norm.weight.dim() == 1 &&
                     norm.weight.size(0) == x.size(3) && alike(x, norm.weight) && alike(x, cos);
   if (fits && has_kernel(fused_operators().norm_and_rotate, x)) {
     check_rotary(x, cos, sin);

@@ -1,6 +1,7 @@
 #include "parallel/fsdp/grad_norm.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -34,6 +35,7 @@ namespace megashard {
 namespace gradient_loops {
 namespace {
 
+// The two loops of a training step over every gradient.
 #define MEGASHARD_WITH_LANES "parallel/fsdp/gradient_loops.inc"
 #include "parallel/lanes/each_instruction_set.inc"
 #undef MEGASHARD_WITH_LANES
@@ -44,6 +46,14 @@ double sum_of_squares(const T* values, int64_t n) {
   return 0;  // not reached
 }
 double sum_of_squares(const double* values, int64_t n) { return std::inner_product(values, values + n, values, 0.0); }
+
+template <class T>
+void multiply(T* values, int64_t n, float factor) {
+  MEGASHARD_RUN(Multiply, values, n, factor)
+}
+void multiply(double* values, int64_t n, double factor) {
+  for (int64_t i = 0; i < n; ++i) values[i] *= factor;
+}
 #undef MEGASHARD_RUN
 
 }  // namespace
@@ -216,6 +226,18 @@ at::Tensor norm_of(const Gradients& gradients, double norm_type) {
   return total;
 }
 
+void scale_cpu(const at::Tensor& gradient, double factor) {
+  if (!gradient.is_non_overlapping_and_dense()) {
+    gradient.mul_(factor);
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, gradient.scalar_type(), "clip_grad_norm_", [&] {
+    gradient_loops::multiply(gradient.mutable_data_ptr<scalar_t>(), gradient.numel(),
+                             static_cast<at::opmath_type<scalar_t>>(factor));
+  });
+  if (!gradient.is_inference()) gradient.unsafeGetTensorImpl()->bump_version();
+}
+
 }  // namespace
 
 at::Tensor total_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
@@ -259,7 +281,7 @@ void multiply_grads_(const std::vector<at::Tensor>& gradients, const at::Tensor&
   if (factor.is_cpu()) {
     const double value = *factor.const_data_ptr<double>();
     if (value == 1) return;
-    at::_foreach_mul_(gradients, value);
+    for (const auto& gradient : gradients) scale_cpu(gradient, value);
   } else {
     // Same dtype as the gradients: a scalar of another dtype costs a launch per gradient.
     const auto dtype = gradients.front().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

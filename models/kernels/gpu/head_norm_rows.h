@@ -2,7 +2,7 @@
 
 #include "models/kernels/gpu/head_shape.h"
 
-/// RMSNorm over each head and its rotary embedding, rounded as rms_norm and rotate of cpu_kernels.h in turn.
+/// RMSNorm over each head and its rotary embedding, with the formulas and rounding of head_kernels.inc.
 namespace megashard::gpu {
 
 /// weight [head_dim]; y as x, contiguous; inverse_rms [rows].
