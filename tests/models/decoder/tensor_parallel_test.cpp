@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "framework/arguments/arguments.h"
 #include "framework/training/parallel_groups.h"
 #include "models/decoder/decoder_model.h"
 #include "models/families/model_family.h"
