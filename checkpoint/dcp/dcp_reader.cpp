@@ -97,8 +97,8 @@ class Verification {
 };
 
 /// Verifies every byte of a step's folder except its manifest; `entries` are its tensors, from DcpReader. Checks each
-/// item against its CRC-32 and the metadata, that chunks tile their tensors, and that items do not overlap (except keys
-/// of one tensor).
+/// item against its CRC-32 and the metadata, that chunks tile their tensors, and that items do not overlap; several
+/// keys may share one tensor.
 CheckedBytes verify_dcp(const std::string& folder, const std::vector<DcpEntry>& entries, const FaultSink& fault) {
   Verification verification(folder, fault);
   for (const auto& entry : entries) {

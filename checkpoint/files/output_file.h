@@ -72,7 +72,7 @@ class BlockWriter {
 struct WrittenFile {
   std::string name;  ///< name inside its folder
   int64_t bytes = 0;
-  uint32_t crc32 = 0;  ///< of the whole file
+  uint32_t crc32 = 0;  ///< checksum of all bytes
 };
 
 /// Writes a new file sequentially; replaces an existing one. Data is collected in blocks and checksummed. From the

@@ -9,8 +9,8 @@
 
 namespace megashard {
 
-/// The run that wrote a step, from its manifest. A folder may hold steps of several runs: of a run and of one that was
-/// fine-tuned from it there, or that resumed from an earlier step.
+/// The run that wrote a step, from its manifest. A folder holds steps of several runs if a run fine-tunes another one
+/// there, or resumes from an earlier step.
 struct RunHistory {
   struct Part {
     std::string id;
@@ -22,9 +22,9 @@ struct RunHistory {
 
 /// Relation of a step to a run.
 enum class Kinship {
-  kOwn,   ///< of this run, or a step that it descends from
-  kLeft,  ///< of a run that it descends from, after the step that it resumed from
-  kOther  ///< of another run
+  kOwn,   ///< this run wrote the step, or descends from it
+  kLeft,  ///< an earlier run of its history wrote the step after the one that it resumed from
+  kOther  ///< another run wrote the step
 };
 
 RunHistory new_run();  ///< with a unique id

@@ -12,8 +12,8 @@
 
 namespace megashard {
 
-// How files have the weights of a model: under other names, one expert by one or packed, transposed, fused, as the rows
-// of Megatron's linears. All forms are views, so one description serves reading and writing, whole and sharded.
+// Maps the weights of a model to their form in files: other names, separate or packed experts, transposed, fused, or
+// in Megatron's order of rows. All forms are views, so one description serves reading and writing, whole and sharded.
 
 /// Hugging Face's name of the output projection, and the end of that of the embeddings.
 inline constexpr const char* kHeadWeight = "lm_head.weight";

@@ -27,7 +27,7 @@ struct CudaKernels {
   void (*squares_total)(const SquaresTotal& of);
 };
 
-/// Loads the module on the first call; see cuda_module.h.
+/// Loads the module on the first call.
 const CudaKernels& cuda_kernels();
 
 }  // namespace megashard
