@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-ordered_json event(const char* name, int64_t step) {
+ordered_json event_of(const char* name, int64_t step) {
   return {{"event", name}, {"time", log_time_now()}, {"step", step}};
 }
 
@@ -38,7 +38,7 @@ void RunEvents::open(const std::string& metrics_file, int64_t loaded_step) {
 }
 
 void RunEvents::start(const Arguments& arguments, const Progress& progress) {
-  auto line = event("start", progress.step);
+  auto line = event_of("start", progress.step);
   line["folder"] = absolute(".");
   line["world_size"] = arguments.world_size;
   auto& given = line["arguments"] = ordered_json::object();
@@ -50,26 +50,26 @@ void RunEvents::start(const Arguments& arguments, const Progress& progress) {
 }
 
 void RunEvents::memory(const MemoryPeak& peak) {
-  auto line = event("memory", peak.iteration);
+  auto line = event_of("memory", peak.iteration);
   line["peak"] = peak.bytes;
   for (const auto& [what, bytes] : peak.parts) line["parts"][what] = bytes;
   file_.append(line_of(line));
 }
 
 void RunEvents::profile(const std::string& path, int64_t step) {
-  auto line = event("profile", step);
+  auto line = event_of("profile", step);
   line["path"] = absolute(path);
   file_.append(line_of(line));
 }
 
 void RunEvents::save_failed(const std::string& why, int64_t step) {
-  auto line = event("save_failed", step);
+  auto line = event_of("save_failed", step);
   line["why"] = why;
   file_.append(line_of(line));
 }
 
 void RunEvents::end(const std::string& how, int64_t step) {
-  auto line = event("end", step);
+  auto line = event_of("end", step);
   line["how"] = how;
   file_.append(line_of(line));
 }
