@@ -73,14 +73,14 @@ def test_a_training_goes_on_when_a_node_is_lost(folder, cluster):
     run(*launch(RANKS, "pretrain"), *TRAINING, "--save", "whole", cwd=folder)
     driver = start(cluster, folder, *TRAINING, "--load", folder / "save", "--save", folder / "save", "--metrics-file",
                    folder / "metrics.jsonl")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(steps_in(folder / "metrics.jsonl")) < 7:
         assert driver.poll() is None and time.monotonic() < deadline, (folder / "out").read_text()
         time.sleep(0.01)
     stop_ranks(folder)
     assert 7 <= len(steps_in(folder / "metrics.jsonl")) < STEPS
     cluster.remove_node(cluster.second, allow_graceful=False)
-    assert driver.wait(180) == 0, (folder / "out").read_text()
+    assert driver.wait(300) == 0, (folder / "out").read_text()
     out = (folder / "out").read_text()
     assert out.count("restarts are left") == 1 and "successfully loaded checkpoint from" in out, out
     assert steps_in(folder / "metrics.jsonl") == list(range(1, STEPS + 1))
@@ -90,4 +90,4 @@ def test_a_training_goes_on_when_a_node_is_lost(folder, cluster):
 
 def test_wrong_flags_are_not_tried_again(folder, cluster):
     driver = start(cluster, folder, *TRAINING, "--lr", "-1")
-    assert driver.wait(120) == 2 and "restarts are left" not in (folder / "out").read_text()
+    assert driver.wait(300) == 2 and "restarts are left" not in (folder / "out").read_text()

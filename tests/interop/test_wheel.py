@@ -133,6 +133,13 @@ def test_losses_are_those_of_the_build(site, folder):
         (folder / "build.jsonl").unlink(), (folder / "wheel.jsonl").unlink()
 
 
+def test_python_finds_its_program(site, folder):
+    """docs/python.md: by the package alone; the table of arguments comes from it."""
+    script = "import megashard; print(megashard.program(), megashard.arguments()['lr']['type'])"
+    said = run(sys.executable, "-c", script, cwd=folder, env=environment(PYTHONPATH=str(site))).stdout
+    assert said == f"{site}/megashard/bin/megashard number\n"
+
+
 def test_a_plugin_is_built_by_gxx_alone(site, folder):
     examples = command(site, "megashard-config", "--examplesdir").strip()
     flags = command(site, "megashard-config", "--cflags", "--libs").split()
