@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import zipfile
 
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import megashard
+from documented import blocks_run_by
 from megashard import BUILD, PROGRAM, ROOT, USAGE, environment, losses, network, run
 
 MINOR = ".".join(torch.__version__.split(".")[:2])
@@ -140,8 +142,10 @@ def test_a_plugin_is_built_by_gxx_alone(site, folder):
         PKG_CONFIG_PATH=command(site, "megashard-config", "--pkgconfigdir").strip())).stdout.split()
     assert {os.path.realpath(flag.lstrip("-isystemILWl,rpath")) for flag in listed} == {
         os.path.realpath(flag.lstrip("-isystemILWl,rpath")) for flag in flags}
-    run("g++", "-shared", "-fPIC", "-O0", f"{examples}/user_model/my_model.cpp", "-o", "libmymodel.so", *flags,
-        cwd=folder)
+    shutil.copy(f"{examples}/user_model/my_model.cpp", folder)
+    page, = blocks_run_by("tests/interop/test_wheel.py", ROOT / "docs" / "user_models.md")
+    run("bash", "-euc", page, cwd=folder,
+        env=environment(PATH=f"{site}/bin:{os.environ['PATH']}", PYTHONPATH=str(site)))
     out = command(site, "megashard", "launch", "-n", "2", "--", "pretrain", "--model-plugin", "./libmymodel.so",
                   "--model", "my_model", *TRAIN)
     assert re.search(r"iteration +3/ +3 ", out)
