@@ -25,7 +25,7 @@ BESIDE = os.path.dirname(os.path.dirname(torch.__file__))
 
 @pytest.fixture(scope="module")
 def wheel(folder):
-    print(run(ROOT / "launch" / "package", "--build", BUILD, "--output", folder / "dist").stdout)
+    run(ROOT / "launch" / "package", "--build", BUILD, "--output", folder / "dist", timeout=300)
     made, = (folder / "dist").iterdir()
     return made
 
@@ -144,7 +144,7 @@ def test_a_plugin_is_built_by_gxx_alone(site, folder):
         os.path.realpath(flag.lstrip("-isystemILWl,rpath")) for flag in flags}
     shutil.copy(f"{examples}/user_model/my_model.cpp", folder)
     page, = blocks_run_by("tests/interop/test_wheel.py", ROOT / "docs" / "user_models.md")
-    run("bash", "-euc", page, cwd=folder,
+    run("bash", "-euc", page, cwd=folder, timeout=300,
         env=environment(PATH=f"{site}/bin:{os.environ['PATH']}", PYTHONPATH=str(site)))
     out = command(site, "megashard", "launch", "-n", "2", "--", "pretrain", "--model-plugin", "./libmymodel.so",
                   "--model", "my_model", *TRAIN)
