@@ -3,6 +3,7 @@
 
 usage: launch/ask.py MODEL_DIR TEXT... [--raw] [--new-tokens N] [-- FLAGS of megashard infer]
        launch/ask.py MODEL_DIR --answers FILE.npy      # of `megashard infer --generated FILE.npy`
+The wheel calls it megashard-ask.
 
 MODEL_DIR is a model of Hugging Face's with its tokenizer; other weights come by FLAGS, such as --load runs/a. A TEXT is
 a user's question to a model with a chat template; --raw goes on from it as it stands. Prints an answer for each.
@@ -16,7 +17,8 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent / "preprocess"))
-PROGRAM = Path(__file__).resolve().parents[1] / "build" / "launch" / "megashard"
+HERE = Path(__file__).resolve().parents[1]
+PROGRAMS = HERE / "bin" / "megashard", HERE / "build" / "launch" / "megashard"  # in the wheel, in the tree
 
 
 def tokens_of(text, tokenizer, raw):
@@ -52,7 +54,8 @@ def main():
     parser.add_argument("--answers", metavar="FILE.npy")
     parser.add_argument("--raw", action="store_true")
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--program", default=PROGRAM, help="default: build/launch/megashard of this tree")
+    parser.add_argument("--program", default=PROGRAMS[not PROGRAMS[0].exists()],
+                        help="default: the wheel's, or build/launch/megashard of this tree")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:end])
@@ -62,8 +65,11 @@ def main():
     if not Path(arguments.model, "tokenizer_config.json").exists():
         parser.error(f"{arguments.model} has no tokenizer_config.json; give the folder of a model with its tokenizer")
 
-    import numpy
-    from transformers import AutoTokenizer
+    try:
+        import numpy
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        parser.error(f"Python has no package {error.name}; install it: pip install {error.name}")
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     if arguments.answers:

@@ -48,7 +48,7 @@ const std::vector<Subcommand>& subcommands() {
       {"pretrain", "trains a model", [](int argc, char** argv) { return run_pretrain(argc, argv, run_dry_run); }},
       {"report", "an HTML page about runs: curves, memory, timeline, checkpoints", run_report},
       {"launch", "starts N ranks on this host: megashard launch -n N -- SUBCOMMAND ...", run_launch},
-      {"completion", "prints the completions for bash, zsh or fish", print_completion},
+      {"completion", "prints the completions for bash, zsh or fish, or all flags as JSON", print_completion},
       {"man", "prints the manual page of a subcommand, or of all", print_manual},
   };
   return all;
@@ -92,8 +92,8 @@ std::string word_of(int argc, char** argv, const std::string& usage) {
 
 int print_completion(int argc, char** argv) {
   const std::string shell =
-      word_of(argc, argv, "completion bash|zsh|fish\n\nExample:\n  source <(megashard completion bash)");
-  if (argc < 2) throw UsageError("completion needs the name of a shell: bash, zsh or fish.");
+      word_of(argc, argv, "completion bash|zsh|fish|json\n\nExample:\n  source <(megashard completion bash)");
+  if (argc < 2) throw UsageError("completion needs the name of a shell: bash, zsh or fish; or json.");
   if (!shell.empty()) std::cout << completion_script(shell, help_of_all());
   return 0;
 }

@@ -56,7 +56,9 @@ std::string help_of_flag(const Program& program, const std::string& flag) {
   if (found != own.end()) return own_help(*found);
   const Option* option = find_option(flag);
   if (option != nullptr) return flag_help(*option);
-  throw UsageError("--help " + flag + ": there is no such flag" + did_you_mean(flag, option_spellings()));
+  const auto here = name_here(flag);
+  throw UsageError("--help " + flag + ": there is no such flag" +
+                   (here ? "; " + here->text : did_you_mean(flag, option_spellings())));
 }
 
 /// Help for a group of flags, named by its words, with - or spaces between them; otherwise for all flags that have the

@@ -119,6 +119,7 @@ constexpr const char* kDeviceMemory = "--device-memory";
 constexpr const char* kFit = "--fit";
 constexpr const char* kTrace = "--trace";
 constexpr const char* kMeasure = "--measure";
+constexpr const char* kJson = "--json";
 
 const Program& plan_program() {
   static const Program program = {
@@ -136,6 +137,7 @@ const Program& plan_program() {
                  "tries micro batches of --global-batch-size, recompute, resharding and shards within a node, and "
                  "shows the plan of the fastest that fits"},
                 {kTrace, "FILE", "the planned step for chrome://tracing"},
+                {kJson, "", "prints the figures as one JSON object"},
                 {kMeasure, "FILE",
                  "measures this machine, in less than a minute, and writes it for --device; its links by the ranks of "
                  "a launcher"}},
@@ -176,6 +178,7 @@ void write_plan_trace(const std::string& path, const PlannedRun& run) {
 PlanChange fastest_that_fits(const CommandLine& line, PlanOptions options) {
   options.sink = [](Severity, const std::string&) {};
   const auto trials = try_what_fits(line, options);
+  if (line.own.contains(kJson)) return trials.front().change;
   print_trials(trials, options.device);
   print_line(
       "\ntried where the flags leave it open: micro batches, full recompute, resharding, shards within a node; not "
@@ -227,15 +230,23 @@ int run_plan(int argc, char** argv) {
   if (line.own.contains(kDeviceMemory)) {
     line.mistakes.attempt([&] { device.memory_bytes = parse_bytes(line.own.at(kDeviceMemory), kDeviceMemory); });
   }
+  const bool as_json = line.own.contains(kJson);
   PlanOptions options{.device = device, .world_size = world_size, .sink = sink_for(0)};
+  if (as_json) options.sink = [](Severity, const std::string&) {};
   if (line.own.contains(kFit)) {
     line.mistakes.throw_if_any();
     options.change = fastest_that_fits(line, options);
   }
   options.keeps_spans = line.own.contains(kTrace);
   const PlannedRun run = run_planned(line, options);
-  if (!line.own.contains(kDevice)) print_line(default_device_line(kDevice));
-  print_plan(run, device);
+  if (as_json) {
+    auto json = plan_json(run, device);
+    if (line.own.contains(kFit)) json["change"] = change_text(options.change);
+    print_line(json.dump(2));
+  } else {
+    if (!line.own.contains(kDevice)) print_line(default_device_line(kDevice));
+    print_plan(run, device);
+  }
   if (options.keeps_spans) write_plan_trace(line.own.at(kTrace), run);
   return 0;
 }

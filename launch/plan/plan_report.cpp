@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "launch/output/terminal.h"
 #include "launch/output/text_table.h"
@@ -35,12 +36,16 @@ void print_communication(const PlanTotals& step) {
   print_line("exposed: " + milliseconds(step.exposed_seconds) + " ms, in which the compute waits for other streams");
 }
 
-void print_checkpoint(const PlannedRun& run, const DeviceModel& device) {
+double checkpoint_seconds(const PlannedRun& run, const DeviceModel& device) {
   const double nodes = std::ceil(static_cast<double>(run.world_size) / static_cast<double>(device.node_devices));
+  return static_cast<double>(run.checkpoint_bytes) / (nodes * device.storage_bandwidth);
+}
+
+void print_checkpoint(const PlannedRun& run, const DeviceModel& device) {
   const auto bytes = static_cast<double>(run.checkpoint_bytes);
   print_line("checkpoint: " + gibibytes(bytes) + " (" + std::to_string(run.checkpoint_bytes) + " bytes), " +
-             decimal("%.1f s", bytes / (nodes * device.storage_bandwidth)) + " at " +
-             decimal("%.3g", device.storage_bandwidth) + " bytes/s of each node");
+             decimal("%.1f s", checkpoint_seconds(run, device)) + " at " + decimal("%.3g", device.storage_bandwidth) +
+             " bytes/s of each node");
 }
 
 }  // namespace
@@ -72,6 +77,31 @@ void print_plan(const PlannedRun& run, const DeviceModel& device) {
   print_checkpoint(run, device);
   if (run.world_size > 1 && device.program_memory == 0)
     print_line("a forecast: plans of several GPUs have not been compared with runs on them (docs/plan.md)");
+}
+
+nlohmann::ordered_json plan_json(const PlannedRun& run, const DeviceModel& device) {
+  const PlanTotals& step = run.step;
+  nlohmann::ordered_json json = {{"device", device.name},
+                                 {"world_size", run.world_size},
+                                 {"parameters", run.parameters},
+                                 {"fits", run.peak.bytes <= device.memory_bytes},
+                                 {"peak_bytes", run.peak.bytes},
+                                 {"device_bytes", device.memory_bytes},
+                                 {"peak_moment", run.peak.moment},
+                                 {"peak_operation", run.peak.operation},
+                                 {"host_bytes", run.host_bytes},
+                                 {"step_seconds", step.seconds},
+                                 {"host_seconds", step.host_seconds},
+                                 {"exposed_seconds", step.exposed_seconds},
+                                 {"tokens", run.tokens},
+                                 {"tokens_per_second", static_cast<double>(run.tokens) / step.seconds},
+                                 {"mfu", utilisation(run)},
+                                 {"checkpoint_bytes", run.checkpoint_bytes},
+                                 {"checkpoint_seconds", checkpoint_seconds(run, device)}};
+  for (const auto& [what, bytes] : run.peak.parts()) json["memory"][what] = bytes;
+  for (const auto& each : step.collectives)
+    json["collectives"][each.kind] = {{"count", each.count}, {"bytes", each.bytes}, {"seconds", each.seconds}};
+  return json;
 }
 
 }  // namespace megashard

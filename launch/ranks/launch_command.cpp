@@ -23,7 +23,7 @@ void refuse_flag(const std::vector<std::string>& subcommand) {
   }
   const auto& flag = subcommand.front();
   const bool is_number = flag.starts_with("--nproc") || flag.starts_with("--num") || flag == "-np";
-  const auto hint = is_number ? "; did you mean -n?" : did_you_mean(flag, {"--processes", "--master-port"});
+  const auto hint = is_number ? "; did you mean -n?" : did_you_mean(flag, {"--processes", "--master-port", "--parent"});
   throw UsageError("launch: unknown flag " + flag + (hint.empty() ? ";" : hint) + " " + kUsage);
 }
 
@@ -48,6 +48,8 @@ int run_launch(int argc, char** argv) {
       ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   app.add_option("--master-port", options.master_port, "port of rank 0's store; unset: a free one")
       ->check(CLI::Range(1, 65535));
+  app.add_option("--parent", options.parent, "the process that starts this one: the ranks end when it does")
+      ->check(CLI::PositiveNumber);
   app.prefix_command();
   app.footer("Examples:\n  megashard launch -n 2 -- pretrain run.yaml\n  megashard launch -n 2 -- ./my_program");
   try {

@@ -32,6 +32,9 @@ constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 constexpr std::chrono::milliseconds kSettle{100};
 // Wait after the failure of a rank that only waited for others.
 constexpr std::chrono::milliseconds kSettleAfterWait{1000};
+// Between looks for the parent. The kernel's signal for its end (PR_SET_PDEATHSIG) would come when the thread ends that
+// started this process.
+constexpr int kParentPeriodMs = 500;
 
 /// Receives signals through a descriptor while it exists.
 class SignalWatch {
@@ -89,6 +92,7 @@ class LaunchGroup {
     while (std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.running; })) {
       wait_for_news();
       pass_signals();  // before reap(): a SIGCHLD taken after it would be lost
+      notice_lost_parent();
       read_errors();
       read_failures();
       reap();
@@ -129,7 +133,7 @@ class LaunchGroup {
   void wait_for_news() {
     std::vector<pollfd> watched = {{signals_.fd(), POLLIN, 0}, {failures_.read.get(), POLLIN, 0}};
     for (const RankProcess& rank : ranks_) watched.push_back({rank.errors.get(), POLLIN, 0});
-    int timeout = -1;  // no limit while no rank has failed
+    int timeout = options_.parent != 0 ? kParentPeriodMs : -1;  // no limit while no rank has failed
     if (deadline_) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();
       timeout = static_cast<int>(std::max<int64_t>(0, left));
@@ -254,9 +258,7 @@ class LaunchGroup {
       if (*signal == SIGCHLD) continue;
       const bool stop = *signal == SIGINT || *signal == SIGTERM;
       if (stop && interrupted_ && !ending_) {
-        culprit_ = culprit_.value_or(options_.processes);  // no rank: the user
-        exit_code_ = 128 + *signal;
-        deadline_ = Clock::now();
+        end_at_once(*signal);
         say("interrupted twice: the ranks end at once, and what was being saved does not count");
       }
       if (stop) interrupted_ = *signal;
@@ -264,6 +266,19 @@ class LaunchGroup {
         if (rank.running) kill(-rank.pid, *signal);
       }
     }
+  }
+
+  /// As after a failure of a rank that does not exist.
+  void end_at_once(int signal) {
+    culprit_ = culprit_.value_or(options_.processes);
+    exit_code_ = 128 + signal;
+    deadline_ = Clock::now();
+  }
+
+  void notice_lost_parent() {
+    if (options_.parent == 0 || ending_ || getppid() == options_.parent) return;
+    end_at_once(SIGTERM);
+    say("the process " + std::to_string(options_.parent) + " that started this training is gone: the ranks end");
   }
 
   const LaunchGroupOptions& options_;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <string>
 #include <vector>
@@ -15,6 +17,7 @@ struct LaunchGroupOptions {
   int master_port = 0;                     ///< 0: selects a free one
   std::chrono::milliseconds grace{10000};  ///< time from SIGTERM to SIGKILL when the group ends after a failure
   std::string root{};                      ///< root of count_oom_kills()
+  pid_t parent = 0;                        ///< if not 0, the group ends once this is no longer the parent process
 };
 
 /// Starts the group, waits for it, and returns its exit code: 0, or that of the rank that failed first (128 + signal if

@@ -3,8 +3,10 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_value.h"
 #include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
@@ -160,6 +162,55 @@ std::string fish(const std::vector<HelpOfProgram>& programs) {
   return text;
 }
 
+using nlohmann::ordered_json;
+
+ordered_json json_value(const ArgumentValue& value) {
+  return std::visit(
+      [](const auto& each) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(each)>, std::monostate>)
+          return ordered_json();
+        else
+          return ordered_json(each);
+      },
+      value);
+}
+
+/// A row of the table of pretrain's arguments, which infer and plan take, too.
+ordered_json row_json(const Option& option) {
+  static const Arguments defaults;
+  constexpr const char* kTypes[] = {"none", "switch", "integer", "number", "text", "integers", "texts"};
+  constexpr const char* kStatus[] = {"used", "without effect", "refused"};
+  ordered_json row = {{"name", option.name},
+                      {"flag", option.flag},
+                      {"aliases", option.aliases},
+                      {"group", option.group},
+                      {"type", kTypes[static_cast<size_t>(option.type)]},
+                      {"values", option.nargs},
+                      {"switch_value", option.switch_value},
+                      {"default", option.read ? json_value(option.read(defaults)) : ordered_json()},
+                      {"choices", option.choices},
+                      {"range", range_text(option.range)},
+                      {"help", option.help},
+                      {"status", kStatus[static_cast<size_t>(option.status)]}};
+  if (!option.reason.empty()) row["reason"] = option.reason;
+  return row;
+}
+
+/// For megashard's Python package, and other programs that show or check flags: {"arguments": [row, ...], "programs":
+/// {"plan": [{"flag": "--fit", ...}, ...]}}. A program's flags are those in its help.
+std::string flags_as_json(const std::vector<HelpOfProgram>& programs) {
+  ordered_json json = {{"arguments", ordered_json::array()}, {"programs", ordered_json::object()}};
+  for (const auto& option : option_table()) {
+    if (option.status != OptionStatus::kComputed) json["arguments"].push_back(row_json(option));
+  }
+  for (const auto& program : programs) {
+    auto& flags = json["programs"][program.name] = ordered_json::array();
+    for (const auto& each : flags_in_help(program.help))
+      flags.push_back({{"flag", each.name}, {"takes_value", each.takes_value}, {"choices", each.choices}});
+  }
+  return json.dump(1) + "\n";
+}
+
 /// Escapes lines for verbatim output in troff.
 std::string verbatim(const std::string& text) {
   std::string lines = ".nf\n";
@@ -183,8 +234,9 @@ std::string completion_script(const std::string& shell, const std::vector<HelpOf
   if (shell == "bash") return bash(programs);
   if (shell == "zsh") return zsh(programs);
   if (shell == "fish") return fish(programs);
-  const auto hint = did_you_mean(shell, {"bash", "zsh", "fish"});
-  throw UsageError("completion takes bash, zsh or fish, got \"" + shell + "\"" + (hint.empty() ? "." : hint));
+  if (shell == "json") return flags_as_json(programs);
+  const auto hint = did_you_mean(shell, {"bash", "zsh", "fish", "json"});
+  throw UsageError("completion takes bash, zsh, fish or json, got \"" + shell + "\"" + (hint.empty() ? "." : hint));
 }
 
 std::string manual_page(const std::vector<HelpOfProgram>& programs, const std::string& version) {

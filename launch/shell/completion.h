@@ -10,7 +10,8 @@ struct HelpOfProgram {
   std::string name, purpose, help;
 };
 
-/// Completion script of `megashard` for bash, zsh or fish. Throws UsageError for other shells.
+/// Completion script of `megashard` for bash, zsh or fish, or "json": all flags with types, defaults and explanations.
+/// Throws UsageError for other words.
 std::string completion_script(const std::string& shell, const std::vector<HelpOfProgram>& programs);
 
 /// A manual page in troff, for all programs (megashard.1) or for one (megashard-pretrain.1).

@@ -4,8 +4,10 @@ import re
 import sys
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+import quickstart
 from documented import blocks, blocks_run_by
 from megashard import BUILD, ROOT, environment, run
 
@@ -14,15 +16,23 @@ TEMPLATE = ("{% for m in messages %}{{ m.role + ':' + m.content + eos_token }}{%
             "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}")
 
 
+def make_tokenizer(text):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainers.BpeTrainer(
+        vocab_size=700, special_tokens=[quickstart.END_OF_TEXT], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=quickstart.END_OF_TEXT, chat_template=TEMPLATE)
+
+
 def make_model(folder, text):
     """A small Qwen3 that has almost learnt the page's answers, which a real model needs the page's run for."""
-    (folder / "text").write_text(text + " user assistant")
-    run(sys.executable, ROOT / "launch/first_run/make_tiny_qwen3.py", folder / "text", folder, "--vocab-size", 700)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = TEMPLATE
+    quickstart.write_model(folder)
+    tokenizer = make_tokenizer(text + " user assistant")
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(
+        folder, vocab_size=700, eos_token_id=tokenizer.eos_token_id))
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(30):
         for line in text.splitlines():

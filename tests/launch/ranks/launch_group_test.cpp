@@ -100,6 +100,28 @@ TEST_F(LaunchGroup, GivesEveryRankItsVariables) {
   EXPECT_EQ(errors_, "");
 }
 
+TEST_F(LaunchGroup, EndsWithItsParent) {
+  const pid_t parent = fork();
+  const auto all_have = [this](const std::string& name) {
+    for (const char* rank : {"0", "1"}) {
+      while (!std::filesystem::exists(folder_ / (name + rank)) &&
+             std::chrono::steady_clock::now() - begin_ < kDeadline)
+        std::this_thread::sleep_for(5ms);
+    }
+  };
+  if (parent == 0) {
+    const pid_t self = getpid();
+    const char* script = "trap 'echo >$DIR/end$RANK; exit' TERM; echo >$DIR/ready$RANK; while :; do sleep 0.02; done";
+    if (fork() == 0)
+      _exit(run_launch_group({.processes = 2, .command = {"/bin/sh", "-c", script}, .root = "", .parent = self}));
+    all_have("ready");
+    _exit(0);
+  }
+  waitpid(parent, nullptr, 0);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "end0"));
+  all_have("end");  // or TearDown() says that it took too long
+}
+
 TEST_F(LaunchGroup, KeepsTheUsersThreads) {
   setenv("OMP_NUM_THREADS", "7", 1);
   EXPECT_EQ(run(1, "test $OMP_NUM_THREADS = 7"), 0);
