@@ -200,12 +200,12 @@ def test_ranks_that_share_a_sequence_have_the_losses_of_one(folder):
     def flops(run, ranks=1):
         return [step["mfu"] * step["step_s"] * ranks for step in run[0]]
 
-    assert all(documents < row for documents, row in zip(flops(alone), flops(whole), strict=True))
+    assert sum(flops(alone)) < 0.999 * sum(flops(whole))
     ulysses = ["--context-parallel-size", "2"]
     for ranks, config in ((2, LAYERS), (4, LAYERS), (4, LAYERS + "sharding_size: 2\n")):
         shared = pretrain(folder, *flags, *ulysses, ranks=ranks, config=config)
         assert losses(shared[0]) == pytest.approx(losses(alone[0]), abs=2e-6)
-        assert flops(shared, ranks) == pytest.approx(flops(alone), rel=1e-5)  # with the digits of the file
+        assert flops(shared, ranks) == pytest.approx(flops(alone), rel=1e-9)
         norms = [[step["grad_norm"] for step in run[0]] for run in (shared, alone)]
         assert norms[0] == pytest.approx(norms[1], rel=1e-5)
         values = [float(run[1].split("lm loss value: ")[1].split()[0]) for run in (shared, alone)]
