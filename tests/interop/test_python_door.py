@@ -234,6 +234,15 @@ def test_arguments_come_from_the_table(tmp_path):
     assert " ".join(seen["lora_r"]["help"].split()) in " ".join(helped.split())
 
 
+def test_editors_get_its_types(tmp_path):
+    run(ROOT / "launch" / "python" / "write_types.py", PROGRAM, tmp_path / "argument_types.py")
+    written = {}
+    exec((tmp_path / "argument_types.py").read_text(), written)
+    types = written["Arguments"].__annotations__
+    assert (types["lr"], types["use_torch_fsdp2"], types["data_path"]) == (float, bool, list[str])
+    assert "cosine" in types["lr_decay_style"].__args__ and "fp32_residual_connection" not in types
+
+
 def test_the_import_needs_only_the_standard_library(tmp_path):
     out = run(sys.executable, "-I", "-S", "-X", "importtime", "-c",
               f"import sys; sys.path.insert(0, {str(DOOR)!r}); import megashard; print(*sys.modules)").stdout.split()

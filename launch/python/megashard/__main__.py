@@ -1,40 +1,23 @@
 """The commands of the wheel. Each becomes the program that it names, so Python is gone when that runs."""
-import importlib.util
 import os
-import pathlib
 import re
 import sys
 
-PACKAGE = pathlib.Path(__file__).resolve().parent
+from .program import ERROR, PACKAGE, UsageError, library_variables, torch_folder
+
 BUILD_FILES = PACKAGE / "lib" / "pkgconfig"
 
 
 def refuse(message):
-    print(f"megashard: error: {message}", file=sys.stderr)
+    print(f"{ERROR}{message}", file=sys.stderr)
     sys.exit(2)
 
 
-def torch_folder():
-    """The torch of this Python, found without importing it. Refuses one of another minor version than the wheel's."""
-    minor = ".".join((PACKAGE / "share" / "torch_version").read_text().split(".")[:2])
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        refuse(f"{sys.executable} has no package torch; install it: pip install 'torch=={minor}.*'")
-    folder = pathlib.Path(found.origin).parent
-    there = re.search(r"__version__ = '([^']+)'", (folder / "version.py").read_text())[1]
-    other = ".".join(there.split(".")[:2])
-    if other != minor:
-        refuse(f"this megashard was built for torch {minor}, but {folder} is torch {there}; "
-               f"run pip install 'torch=={minor}.*', or install megashard's wheel for torch {other}")
-    return folder
-
-
 def let_find_torch():
-    """The programs look for LibTorch in the folder beside the wheel's. If torch is elsewhere, the loader is told."""
-    torch, beside = torch_folder(), PACKAGE.parent / "torch"
-    if not beside.exists() or not beside.samefile(torch):
-        paths = [str(torch / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
-        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
+    try:
+        os.environ.update(library_variables())
+    except UsageError as error:
+        refuse(error)
 
 
 def become(*command):
@@ -75,7 +58,10 @@ def flags(key):
 
     for name, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
         values[name] = os.path.normpath(filled(value))
-    values["libtorch"] = str(torch_folder())
+    try:
+        values["libtorch"] = str(torch_folder())
+    except UsageError as error:
+        refuse(error)
     return filled(re.search(rf"^{key}: (.*)$", text, re.MULTILINE)[1])
 
 

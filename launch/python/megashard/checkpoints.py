@@ -1,6 +1,7 @@
 """Checkpoints as dicts of torch's tensors."""
 import json
 import pathlib
+import warnings
 
 from .program import UsageError
 
@@ -53,7 +54,9 @@ def load_dcp(path, with_optimizer):
             tensors[key] = torch.empty(stored.size, dtype=stored.properties.dtype)
             where = nested.get(key, (key,))
             names[key] = where[1] if is_weight and len(where) == 2 else key
-    dcp.load(tensors, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
     return {names[key]: tensor for key, tensor in tensors.items()}
 
 

@@ -1,11 +1,14 @@
 """The program: where it is, what arguments it takes, and what it says when it fails."""
 import functools
+import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
+import sys
 
-HERE = pathlib.Path(__file__).resolve().parent
+PACKAGE = pathlib.Path(__file__).resolve().parent
 ERROR = "megashard: error: "
 USAGE = 2  # exit code for mistakes in arguments, files or the environment
 
@@ -29,12 +32,38 @@ def program():
     """The path of the program `megashard`: $MEGASHARD_BIN, the wheel's, or the source tree's build."""
     named = os.environ.get("MEGASHARD_BIN")
     places = [pathlib.Path(named)] if named else [
-        HERE / "bin" / "megashard", HERE.parents[2] / "build" / "launch" / "megashard"]
+        PACKAGE / "bin" / "megashard", PACKAGE.parents[2] / "build" / "launch" / "megashard"]
     for path in places:
         if os.access(path, os.X_OK) and path.is_file():
             return str(path)
     raise UsageError(f"there is no program {places[0]}; " +
                      ("MEGASHARD_BIN must name it." if named else "install the wheel, or set MEGASHARD_BIN to it."))
+
+
+def torch_folder():
+    """The torch of this Python, found without importing it. Refuses one of another minor version than the wheel's."""
+    minor = ".".join((PACKAGE / "share" / "torch_version").read_text().split(".")[:2])
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise UsageError(f"{sys.executable} has no package torch; install it: pip install 'torch=={minor}.*'")
+    folder = pathlib.Path(found.origin).parent
+    there = re.search(r"__version__ = '([^']+)'", (folder / "version.py").read_text())[1]
+    other = ".".join(there.split(".")[:2])
+    if other != minor:
+        raise UsageError(f"this megashard was built for torch {minor}, but {folder} is torch {there}; "
+                         f"run pip install 'torch=={minor}.*', or install megashard's wheel for torch {other}")
+    return folder
+
+
+def library_variables():
+    """The wheel's programs look for LibTorch in the folder beside the wheel's. If torch is elsewhere, the loader is
+    told."""
+    if not (PACKAGE / "bin").exists():  # a source tree: the build names its LibTorch
+        return {}
+    torch, beside = torch_folder(), PACKAGE.parent / "torch"
+    if beside.exists() and beside.samefile(torch):
+        return {}
+    return {"LD_LIBRARY_PATH": ":".join(filter(None, [str(torch / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]))}
 
 
 def error_of(output, code):
@@ -45,10 +74,15 @@ def error_of(output, code):
     return kind(message.strip() or f"megashard ended with exit code {code} and said nothing", code, output)
 
 
+def variables(more):
+    """The environment of a program."""
+    return {**os.environ, **library_variables(), **(more or {})}
+
+
 def run(*words, environment=None):
     """Standard output of a command of the program. Raises what error_of makes of a failure."""
     done = subprocess.run([program(), *words], capture_output=True, text=True, errors="replace",
-                          stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
+                          stdin=subprocess.DEVNULL, env=variables(environment))
     if done.returncode != 0:
         raise error_of(done.stderr, done.returncode)
     return done.stdout

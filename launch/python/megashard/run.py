@@ -11,7 +11,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from .program import error_of, program, words_of
+from .program import error_of, program, variables, words_of
 
 if TYPE_CHECKING:  # editors read it: launch/python/write_types.py writes it for a wheel
     from typing import Unpack
@@ -65,7 +65,7 @@ class Run:
             # In a session of its own: a terminal's Ctrl-C reaches this process alone, which passes it on.
             self._process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})}, start_new_session=True)
+                env=variables(environment), start_new_session=True)
 
     def __iter__(self):
         is_over = False
