@@ -10,6 +10,15 @@ fail() { # MESSAGE: what is wrong and what to do
   exit 1
 }
 
+default_torch() { awk '!/^#/ { print $1; exit }' launch/torch_versions.txt; }
+
+# torch_environment VERSION: the Python environment with this version of torch
+torch_environment() {
+  local environment=$HOME/.cache/megashard/venv
+  [ "$1" = "$(default_torch)" ] || environment+=-$1
+  echo "${MEGASHARD_VENV:-$environment}"
+}
+
 seconds_since() { # BEGIN, from $EPOCHREALTIME
   local us=$((${EPOCHREALTIME/[.,]/} - ${1/[.,]/}))
   printf '%d.%d s' $((us / 1000000)) $((us / 100000 % 10))

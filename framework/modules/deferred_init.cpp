@@ -14,7 +14,7 @@
 
 #include "framework/modules/deferred_replay.h"
 #include "framework/recompute/call_state.h"
-#include "parallel/device/autograd_node.h"
+#include "parallel/device/torch_versions.h"
 
 namespace megashard {
 namespace detail {

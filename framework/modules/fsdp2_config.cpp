@@ -40,6 +40,8 @@ const std::map<std::string, EntryReader>& readers() {
        [](auto& entry, auto& config) { config.fp8_all_gather_modules = detail::read_patterns(entry); }},
       {"reduce_scatter_max_input_buffers",
        [](auto& entry, auto& config) { config.reduce_scatter_max_input_buffers = detail::read_int(entry, 1); }},
+      {"separate_reduce_scatter_group",
+       [](auto& entry, auto& config) { config.separate_reduce_scatter_group = entry.boolean(); }},
       {"communication_memory",
        [](auto& entry, auto& config) { config.communication_memory = detail::read_memory(entry); }},
       {"offload_to_cpu", [](auto& entry, auto& config) { config.offload_to_cpu = entry.boolean(); }},

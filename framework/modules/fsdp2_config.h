@@ -47,6 +47,7 @@ struct Fsdp2Config {
   std::optional<Float8Scale> fp8_all_gather;        ///< set: all-gathers matrices as float8_e4m3fn
   std::vector<std::string> fp8_all_gather_modules;  ///< empty: all except embeddings and output layers
   int reduce_scatter_max_input_buffers = 1;         ///< maximum number in flight
+  bool separate_reduce_scatter_group = false;
   std::optional<GroupMemory> communication_memory;  ///< memory of the buffers; unset: the allocator's
   bool offload_to_cpu = false;
   bool pin_memory = true;  ///< only with offload_to_cpu

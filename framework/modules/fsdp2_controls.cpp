@@ -11,6 +11,7 @@ namespace megashard::detail {
 void set_communication(torch::nn::Module& model, const Fsdp2Config& config, bool on_cpu) {
   if (config.reduce_scatter_max_input_buffers > 1)
     set_reduce_scatter_max_input_buffers(model, config.reduce_scatter_max_input_buffers);
+  if (config.separate_reduce_scatter_group) set_separate_reduce_scatter_group(model);
   if (!config.communication_memory || on_cpu) return;
   const auto take = [&](torch::nn::Module& module) {
     if (!is_fsdp_module(module)) return;

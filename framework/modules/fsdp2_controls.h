@@ -12,7 +12,7 @@ namespace megashard::detail {
 
 // Settings of a sharded model from the FSDP2 file and flags.
 
-/// Applies reduce_scatter_max_input_buffers and, except on CPUs, communication_memory.
+/// Applies reduce_scatter_max_input_buffers, separate_reduce_scatter_group and, except on CPUs, communication_memory.
 void set_communication(torch::nn::Module& model, const Fsdp2Config& config, bool on_cpu);
 
 /// Enables fp8_all_gather for sharded parameters with at least two dimensions: of `modules`, or if empty of all except

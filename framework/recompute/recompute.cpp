@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "framework/recompute/recompute_frame.h"
-#include "parallel/device/autograd_node.h"
+#include "parallel/device/torch_versions.h"
 #include "parallel/fsdp/recompute_scope.h"
 
 namespace megashard {

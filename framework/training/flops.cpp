@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "framework/batch.h"
 #include "framework/matrix_product.h"
+#include "framework/modules/multi_modal_module.h"
 
 namespace megashard {
 
@@ -76,6 +78,23 @@ double product_tflops(at::ScalarType dtype) {
 double measured_cpu_tflops(at::ScalarType dtype) {
   const double single = product_tflops(at::kFloat);
   return dtype == at::kBFloat16 ? std::max(single, product_tflops(dtype)) : single;
+}
+
+double DocumentFlops::of_sequence(int64_t length) {
+  const auto [known, is_new] = of_length_.try_emplace(length);
+  if (is_new) known->second = model_.training_flops(1, length);
+  return known->second;
+}
+
+double DocumentFlops::saved(const std::vector<Batch>& batches) {
+  double saved = 0;
+  for (const Batch& batch : batches) {
+    if (!batch.document_lengths.defined()) continue;
+    saved += static_cast<double>(batch.tokens().size(0)) * of_sequence(sequence_length_);
+    const auto* lengths = batch.document_lengths.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < batch.document_lengths.numel(); ++i) saved -= of_sequence(lengths[i]);
+  }
+  return saved / static_cast<double>(ranks_);
 }
 
 }  // namespace megashard

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "framework/training/optimizer.h"
+#include "framework/training/optimizers/optimizer.h"
 #include "parallel/device/memory_use.h"
 
 namespace megashard {

@@ -47,7 +47,7 @@ constexpr Metric kMetrics[] = {
     {.key = "mfu",
      .value = [](Report r) -> Result {
        if (!r.peak_tflops) return {};
-       return tflops_per_device(r.flops, r.seconds, r.world_size) / *r.peak_tflops;
+       return tflops_per_device(r.flops - r.step.saved_flops, r.seconds, r.world_size) / *r.peak_tflops;
      }},
     {.key = "peak_memory_bytes",  // resident on a CPU, the allocator's on a GPU
      .is_whole = true,
@@ -66,7 +66,8 @@ constexpr Metric kMetrics[] = {
     {.text = " throughput per GPU (TFLOP/s/GPU): %.1f |",
      .flag = &Flags::log_throughput,
      .value = [](Report r) -> Result {
-       return tflops_per_device(r.flops * number(r.interval.steps), r.interval.seconds, r.world_size);
+       const double flops = r.flops * number(r.interval.steps) - r.interval.saved_flops;
+       return tflops_per_device(flops, r.interval.seconds, r.world_size);
      }},
     {.text = " learning rate: %.6E |", .value = [](Report r) -> Result { return r.next_lr; }},
     {.key = "global_batch_size",
@@ -145,7 +146,9 @@ constexpr Metric kMetrics[] = {
     {.tag = "throughput",
      .flag = &Flags::log_timers_to_tensorboard,
      .further_flag = &Flags::log_throughput,
-     .value = [](Report r) -> Result { return tflops_per_device(r.flops, r.seconds, r.world_size); }},
+     .value = [](Report r) -> Result {
+       return tflops_per_device(r.flops - r.step.saved_flops, r.seconds, r.world_size);
+     }},
     {.tag = "mem-max-allocated-bytes",
      .flag = &Flags::log_memory_to_tensorboard,
      .value = [](Report r) -> Result { return measured(r, "peak_memory_bytes"); }},

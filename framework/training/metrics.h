@@ -24,6 +24,7 @@ struct StepSummary {
   double grad_norm = 0;                ///< before clipping; no number where the step was skipped
   bool skipped = false;                ///< by the loss scaling: the gradients had overflowed
   std::optional<double> loss_scale{};  ///< after the step; unset: losses are not scaled
+  double saved_flops = 0;              ///< by documents, of StepReport::flops
   std::vector<double> further{};       ///< the metrics after the loss, by StepReport::metric_names
   std::vector<double> measures{};      ///< of the metrics that ranks measure
 };
@@ -34,6 +35,7 @@ struct StepInterval {
   int64_t losses = 0;                  ///< number of these steps
   std::vector<double> further_sums{};  ///< of these steps
   double tokens_per_sample = 0;        ///< summed over the steps
+  double saved_flops = 0;              ///< of all steps
   int64_t steps = 0;
   int64_t samples = 0;
   int64_t skipped_steps = 0;
@@ -53,7 +55,7 @@ struct StepReport {
   double seconds = 0;
   double lr = 0;       ///< used in this step
   double next_lr = 0;  ///< after the scheduler's step
-  double flops = 0;    ///< of the global batch
+  double flops = 0;    ///< of the global batch, if each sample was one document
   std::optional<double> peak_tflops{};
   std::vector<std::string> metric_names{"lm loss"};  ///< TrainStep's; the first one is the loss
   StepSummary step{};

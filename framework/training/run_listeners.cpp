@@ -38,15 +38,6 @@ Requests DueSteps::requests(int64_t step) {
           .exit = is_late || is_due(options_.exit_interval, step)};
 }
 
-LogLines::LogLines(const LoggingArguments& log, StepTimers* timers, PrintLine print)
-    : log_(log), timers_(timers), print_(std::move(print)) {}
-
-void LogLines::step_ended(const StepReport& step) {
-  if (!step.has_line) return;
-  print_(training_log_line(log_time_now(), step, log_));
-  if (timers_ != nullptr) print_(timers_->log_steps(step.interval.steps));
-}
-
 MemoryLines::MemoryLines(std::shared_ptr<MemoryLog> memory, RunEvents& events, PrintLine print)
     : memory_(std::move(memory)), events_(events), print_(std::move(print)) {}
 

@@ -11,7 +11,6 @@
 #include "framework/training/memory_log.h"
 #include "framework/training/run_events.h"
 #include "framework/training/step_profile.h"
-#include "framework/training/step_timers.h"
 
 namespace megashard {
 
@@ -38,19 +37,6 @@ class DueSteps : public Listener {
   DueOptions options_;
   bool is_first_rank_;
   std::chrono::steady_clock::time_point start_;
-};
-
-/// Megatron's log line and its timers.
-class LogLines : public Listener {
- public:
-  /// `timers`: null without --timing-log-level. `log` must outlive this.
-  LogLines(const LoggingArguments& log, StepTimers* timers, PrintLine print);
-  void step_ended(const StepReport& step) override;
-
- private:
-  const LoggingArguments& log_;
-  StepTimers* timers_;
-  PrintLine print_;
 };
 
 /// --log-memory: a line for each new peak.

@@ -19,15 +19,19 @@ at::TensorOptions on_host(c10::Device device) { return at::TensorOptions(at::kDo
 
 std::vector<double> flat(const HostStats& host) {
   const Requests& asked = host.requests;
-  std::vector<double> values = {static_cast<double>(host.stop_request), asked.save ? 1.0 : 0.0,
-                                asked.evaluate ? 1.0 : 0.0, asked.exit ? 1.0 : 0.0, asked.save_failed ? 1.0 : 0.0};
+  std::vector<double> values = {static_cast<double>(host.stop_request),
+                                asked.save ? 1.0 : 0.0,
+                                asked.evaluate ? 1.0 : 0.0,
+                                asked.exit ? 1.0 : 0.0,
+                                asked.save_failed ? 1.0 : 0.0,
+                                host.saved_flops};
   values.insert(values.end(), host.measures.begin(), host.measures.end());
   return values;
 }
 
 /// `of_device`: how many of the numbers come from there.
 RankStats rank_stats(std::span<const double> field, size_t of_device) {
-  const auto sums = field.subspan(2, of_device - 2), host = field.subspan(of_device), measures = host.subspan(5);
+  const auto sums = field.subspan(2, of_device - 2), host = field.subspan(of_device), measures = host.subspan(6);
   RankStats stats{.grad_norm = field[0],
                   .loss_scale = field[1],
                   .host = {.stop_request = static_cast<StopRequest>(host[0]),
@@ -35,6 +39,7 @@ RankStats rank_stats(std::span<const double> field, size_t of_device) {
                                         .evaluate = host[2] != 0,
                                         .exit = host[3] != 0,
                                         .save_failed = host[4] != 0},
+                           .saved_flops = host[5],
                            .measures = {measures.begin(), measures.end()}}};
   for (size_t i = 0; i + 1 < sums.size(); i += 2) stats.metrics.push_back({.sum = sums[i], .count = sums[i + 1]});
   return stats;
@@ -127,6 +132,7 @@ StepSummary StepReader::summarise(const StepOfRanks& step) const {
                     ": lower the learning rate, or look at the batch; "
                     "--no-check-for-nan-in-loss-and-grad goes on regardless");
     }
+    summary.saved_flops += of_rank.host.saved_flops;
     reduce_metrics(summary.measures, of_rank.host.measures);
   }
   summary.terms = means.front().count;
@@ -155,10 +161,11 @@ void StepReader::add_to_interval(const StepSummary& step, int64_t samples) {
   }
   if (!is_number) ++interval_.nan_steps;
   if (step.skipped) ++interval_.skipped_steps;
+  interval_.saved_flops += step.saved_flops;
   interval_.tokens_per_sample += step.terms / static_cast<double>(samples);
 }
 
-void StepReader::read(const std::function<void(int64_t samples)>& learnt) {
+void StepReader::read(const std::function<void(const StepSummary& step, int64_t samples)>& visit) {
   const auto steps = stats_.finish_read();
   for (size_t i = 0; i < steps.size(); ++i) {
     for (const RankStats& rank : steps[i]) merge(rank.host);
@@ -170,7 +177,7 @@ void StepReader::read(const std::function<void(int64_t samples)>& learnt) {
     }
     ++steps_;
     add_to_interval(last_, batches_[i]);
-    if (!last_.skipped) learnt(batches_[i]);
+    visit(last_, batches_[i]);
   }
   batches_.clear();
 }

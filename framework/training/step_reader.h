@@ -27,6 +27,7 @@ struct DeviceStats {
 struct HostStats {
   StopRequest stop_request = StopRequest::kNone;
   Requests requests{};
+  double saved_flops = 0;          ///< DocumentFlops; the sum over the ranks is that of the global batch
   std::vector<double> measures{};  ///< measured_metrics()
 };
 
@@ -93,9 +94,9 @@ class StepReader {
            int64_t batch);
   bool empty() const { return stats_.empty(); }
   void start_read() { stats_.start_read(); }
-  /// Reads the added steps. Calls `learnt` with the samples of each one that was not skipped. Blocks the host for the
-  /// device. Collective.
-  void read(const std::function<void(int64_t samples)>& learnt);
+  /// Reads the added steps. Calls `visit` with each one and its samples, in order. Blocks the host for the device.
+  /// Collective.
+  void read(const std::function<void(const StepSummary& step, int64_t samples)>& visit);
   /// Merges the requests of the only rank, without its device.
   void merge(const HostStats& of_rank);
   Merged take_merged();

@@ -11,7 +11,7 @@
 #include "framework/diagnostics.h"
 #include "framework/modules/multi_modal_module.h"
 #include "framework/objectives/objectives.h"
-#include "framework/training/optimizer.h"
+#include "framework/training/optimizers/optimizer.h"
 #include "framework/training/step_reader.h"
 #include "framework/training/step_timers.h"
 #include "parallel/collectives/process_group.h"

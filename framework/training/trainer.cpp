@@ -20,10 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_between(Clock::time_point begin, Clock::time_point end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
-
 NamedTensors named_parameters(const torch::nn::Module& model) {
   NamedTensors named;
   for (const auto& item : model.named_parameters()) named.emplace_back(item.key(), item.value());
@@ -61,6 +57,25 @@ std::unique_ptr<StepTimers> make_timers(const LoggingArguments& log, const Proce
   if (log.timing_log_level == 0) return nullptr;
   return std::make_unique<StepTimers>(log.timing_log_level, log.timing_log_option, world, device);
 }
+
+/// Megatron's log line and its timers.
+class LogLines : public Listener {
+ public:
+  /// `timers`: null without --timing-log-level. `log` must outlive this.
+  LogLines(const LoggingArguments& log, StepTimers* timers, PrintLine print)
+      : log_(log), timers_(timers), print_(std::move(print)) {}
+
+  void step_ended(const StepReport& step) override {
+    if (!step.has_line) return;
+    print_(training_log_line(log_time_now(), step, log_));
+    if (timers_ != nullptr) print_(timers_->log_steps(step.interval.steps));
+  }
+
+ private:
+  const LoggingArguments& log_;
+  StepTimers* timers_;
+  PrintLine print_;
+};
 
 /// Optional metrics (zero count, parameter norm). Blocks the host once for both. Collective.
 void measure_gradients_and_weights(const LoggingArguments& log, const MultiModalModule& model,
@@ -101,6 +116,7 @@ Trainer::Trainer(TrainingPlan plan, MultiModalModule& model, const ParallelGroup
             }()),
       state_{plan_.arguments, model, optimizer_.get(), &schedule_, device_},
       data_(with_group(plan_.data, objective_->rows_per_term()), plan_.length, groups.sharding->rank(), device_),
+      document_flops_(model, data_.seq_length(), world_->size() / plan_.length.batches.data_parallel_size),
       search_(model, step_, data_, world_),
       reader_(world_, device_,
               {.tensor_parallel_size = groups.tensor_parallel == nullptr ? 1 : groups.tensor_parallel->size(),
@@ -207,8 +223,9 @@ HostStats Trainer::host_stats(double data_wait_seconds, const Requests& requests
 }
 
 void Trainer::read_steps() {
-  reader_.read([this](int64_t samples) {
-    if (scaler_ != nullptr) schedule_.advance(samples);
+  reader_.read([this](const StepSummary& step, int64_t samples) {
+    state_.progress.flops -= step.saved_flops;
+    if (scaler_ != nullptr && !step.skipped) schedule_.advance(samples);
   });
 }
 
@@ -271,6 +288,7 @@ void Trainer::run_step() {
   optimizer_->set_lr(loop_.lr);
   optimizer_->set_weight_decay(schedule_.weight_decay());
   HostStats host = host_stats(data_.take_wait_seconds(), requests());
+  host.saved_flops = document_flops_.saved(loop_.batches);
   if (!reads && world_->size() == 1) {  // the only rank need not ask the device
     reader_.merge(host);
     host.requests = {};
@@ -286,7 +304,7 @@ void Trainer::run_step() {
   if (!scaler_) schedule_.advance(loop_.microbatches->global_batch_size());
   search_.note_step();
   notify([step](Listener& each) { each.weights_updated(step); });
-  loop_.seconds = seconds_between(begin, Clock::now());
+  loop_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 std::optional<double> Trainer::evaluate(const TrainingData::DatasetPtr& dataset, const std::string& where,

@@ -12,6 +12,7 @@
 #include "framework/objectives/objectives.h"
 #include "framework/training/checkpoint_saver.h"
 #include "framework/training/evaluation.h"
+#include "framework/training/flops.h"
 #include "framework/training/listener.h"
 #include "framework/training/metrics_writer.h"
 #include "framework/training/nonfinite_search.h"
@@ -75,7 +76,8 @@ class Trainer {
   void notify(const Hook& hook) {
     for (const auto& listener : listeners_) hook(*listener);
   }
-  /// Reads the steps since the last call. With a scaler the schedule advances here, by those that were not skipped.
+  /// Reads the steps since the last call. Subtracts what documents have saved from the FLOPs so far; with a scaler the
+  /// schedule advances here, by the steps that were not skipped.
   /// Blocks the host for the device. Collective.
   void read_steps();
   bool line_is_due(int64_t iteration) const;
@@ -114,6 +116,7 @@ class Trainer {
   TrainStep step_;
   TrainingState state_;
   TrainingData data_;
+  DocumentFlops document_flops_;
   NonfiniteSearch search_;
   StepReader reader_;
   Evaluation evaluation_;

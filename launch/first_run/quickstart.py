@@ -108,7 +108,7 @@ class Steps:
         begin = time.monotonic()
         print(f"==> {message}" + ("" if shown else " ... "), end="\n" if shown else "", flush=True)
         words = [str(word) for word in command]
-        log = self.logs / f"{message.replace(' ', '_')[:40]}.log"
+        log = self.logs / f"{message.split()[0]}.log"
         log.write_text(f"$ {shlex.join(words)}\n")
         with log.open("a") as file:
             output = {} if shown else {"stdout": file, "stderr": subprocess.STDOUT}
@@ -174,9 +174,9 @@ def quickstart(arguments):
     completion = complete(steps, folder, arguments.prompt)
     print(f"\n{completion}\n\n"
           f"loss curve:    {folder}/report.html\n"
-          f"checkpoint:    {folder}/save        look into it: {COMMAND} inspect {folder}/save\n"
+          f"checkpoint:    {folder}/save; look into it by {COMMAND} inspect {folder}/save\n"
           f"Hugging Face:  {folder}/trained\n"
-          f"the training's command: {steps.logs}/training_*.log\n"
+          f"command:       {steps.logs}/training.log has the training's\n"
           f"done in {time.monotonic() - begin:.1f} s")
 
 

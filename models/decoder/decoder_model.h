@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "models/layers/linear.h"
 #include "models/layers/norm.h"
-#include "models/layers/vocabulary.h"
 #include "models/moe/expert_parallel.h"
 #include "models/network/encoder.h"
 #include "models/network/network.h"

@@ -5,7 +5,7 @@
 
 #include "framework/diagnostics.h"
 #include "framework/modules/wrap_policy.h"
-#include "models/layers/linear.h"
+#include "models/layers/linear_layers.h"
 #include "models/lora/lora.h"
 
 namespace megashard {

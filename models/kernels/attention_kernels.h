@@ -4,7 +4,7 @@
 
 /// Flash attention on a CPU: blocks of scores in the cache (FlashAttention-2). T is float, c10::BFloat16 or c10::Half;
 /// arithmetic is fp32. Heads are distributed over LibTorch's intra-op threads; AVX-512 or AVX2 is selected at run time.
-/// No checks: use fused_attention.h.
+/// No checks: use models/layers/attention.h.
 namespace megashard::flash_attention {
 
 /// Query t of a row sees the keys from max(key_begins[t], t - window + 1, 0) to t.

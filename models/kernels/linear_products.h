@@ -6,7 +6,7 @@
 
 namespace megashard {
 
-// Products of a linear layer without autograd, then layers of several products with it. The products are in fp32 with
+// Products of a linear layer without autograd, then a layer of two operations with it. The products are in fp32 with
 // conversions if linear() uses them (fused_ops.h).
 
 /// True if they are not LibTorch's own products.
@@ -20,15 +20,6 @@ at::Tensor widened_for_products(const at::Tensor& grad);
 at::Tensor gradient_of_linear_input(const at::Tensor& grad, const at::Tensor& weight);
 /// grad^T x; grad [N, out], x [..., in] -> [out, in], in the dtype of x
 at::Tensor gradient_of_linear_weight(const at::Tensor& grad, const at::Tensor& x);
-
-/// True if joint_linear can use one product: weights of x's dtype that are adjacent in memory
-/// (parallel/fsdp/adjacent_parameters.h).
-bool can_join(const at::Tensor& x, at::TensorList weights);
-
-/// linear(x, weight, bias) of fused_ops.h for each weight, as one product, also in backward: x [..., in], weights
-/// [out_i, in], biases none or one each. The results [..., out_i] are columns of one tensor, which autograd does not
-/// track as views; gradients that are such columns are not copied. The weights' gradients are rows of one tensor.
-std::vector<at::Tensor> joint_linear(const at::Tensor& x, at::TensorList weights, at::TensorList biases);
 
 /// linear(swiglu(gate, up), weight, bias) of fused_ops.h, bit for bit, without saving swiglu's result: backward
 /// recomputes it for the gradient of the weight [out, in] in the pass that computes those of gate and up [..., in].

@@ -3,14 +3,16 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "models/layers/linear.h"
 #include "models/layers/norm.h"
-#include "models/layers/parallel_linear.h"
 #include "models/layers/part.h"
+#include "models/layers/pass.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
@@ -75,5 +77,33 @@ class Attention : public torch::nn::Module {
   std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_;
   std::shared_ptr<Hooked<CoreAttention>> core_attention_;
 };
+
+/// Keys that a query sees: up to its own, from `key_begins` on, and within the window.
+struct KeyRange {
+  at::Tensor key_begins{};  ///< [B, T] int64, non-decreasing in a row; undefined: 0
+  int64_t window = 0;       ///< its own key and the window - 1 before it; 0: all
+};
+
+/// True if fused_attention() supports such queries: CPU, fp32, bf16, fp16, unless MEGASHARD_CPU_ATTENTION is libtorch.
+bool has_fused_attention(const at::Tensor& q);
+
+/// softmax(scale q k^T) v over the keys that each query sees, with attention_kernels.h: scores are not stored, and
+/// blocks of unseen keys are skipped. q [B, T, H, D], k and v [B, T, G, D], G a divisor of H, any strides; returns [B,
+/// T, H, D], contiguous. First derivatives only.
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeyRange& range,
+                           double scale);
+
+struct AttentionOptions {
+  double dropout = 0;             ///< of attention weights
+  std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(D)
+};
+
+/// Attention over the keys that each query sees according to `span`, for sequences that are not sharded. q [B, T, H,
+/// D], k and v [B, T, G, D], G a divisor of H -> [B, T, H, D]. Uses fused_attention() on CPUs, and one call of
+/// LibTorch's flash attention on GPUs for fp16 or bf16. Otherwise, and with dropout, calls scaled_dot_product_attention
+/// for each document, and for each part of a document longer than the window, so that masks are no larger than such a
+/// part and its keys.
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span,
+                            const AttentionOptions& options);
 
 }  // namespace megashard

@@ -4,48 +4,19 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "framework/modules/weight_init_mixin.h"
+#include "models/config/tensor_parallel_ranks.h"
+#include "models/kernels/cross_entropy.h"
+#include "models/layers/linear_layers.h"
+#include "parallel/collectives/device_mesh.h"
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
-
-/// Computes a linear layer in another way than x W^T + b: in fp8.
-class LinearCompute {
- public:
-  virtual ~LinearCompute() = default;
-  /// x [..., in], weight [out, in], bias [out] or undefined -> [..., out]
-  virtual at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) = 0;
-};
-
-/// Adds scale * lora_b(lora_a(dropout(x))) to a linear layer (PEFT's LoraLayer).
-struct LowRankAdapter {
-  at::Tensor lora_a, lora_b;  ///< parameters lora_A.weight [r, in] and lora_B.weight [out, r]; of experts [E, ...]
-  double scale = 0, dropout = 0;
-};
-
-/// A module of linear layers that fp8 and LoRA change: a Linear, or the experts of a layer.
-class LinearLayers {
- public:
-  struct Layer {
-    std::string name;               ///< in the module; empty: the module itself
-    std::string parameter;          ///< of the module
-    at::Tensor weight;              ///< the parameter: [out, in], of experts [E, out, in] or [E, layers, out, in]
-    const LowRankAdapter* adapter;  ///< null: none
-  };
-  virtual ~LinearLayers() = default;
-  virtual std::vector<Layer> linear_layers() const = 0;
-  /// Replaces x W^T + b in all layers.
-  virtual void set_compute(std::shared_ptr<LinearCompute> compute) = 0;
-  /// Gives the layers of these names adapters: lora_A initialised as torch's linear layers, lora_B zero.
-  virtual void add_adapters(const std::vector<std::string>& names, int64_t rank, double scale, double dropout) = 0;
-};
-
-/// Bound of the uniform initialisation of lora_A: Kaiming's with a = sqrt(5).
-double lora_init_bound(int64_t in);
 
 /// y = x W^T + b. Unlike torch::nn::Linear it is created without values, which init_weights() or a checkpoint provides,
 /// so that no unused random numbers are drawn.
@@ -83,6 +54,116 @@ class Linear : public torch::nn::Module, public SelfInitializing, public LinearL
   std::shared_ptr<LinearCompute> compute_;
   LowRankAdapter adapter_;
   std::shared_ptr<Hooked<Linear>> lora_a_, lora_b_;  // null: no adapter
+};
+
+/// A module with parameters that tensor-parallel ranks share.
+class CutOverRanks {
+ public:
+  virtual ~CutOverRanks() = default;
+  /// Calls set_tensor_parallel for the sharded parameters; the others are replicated.
+  virtual void declare_cut(const DeviceMeshPtr& mesh) = 0;
+};
+
+/// Draws a weight of `whole` sizes, N(0, std), of which `weight` is this rank's shard along `dim`; an undefined weight
+/// is one of other ranks, whose numbers are drawn and dropped. All ranks draw the same numbers.
+void draw_weight(const at::Tensor& weight, at::IntArrayRef whole, int64_t dim, const TensorParallelRanks& ranks,
+                 double std, const WeightInit& init);
+
+/// A linear layer whose outputs tensor-parallel ranks share (Megatron's ColumnParallelLinear): whole x -> this rank's
+/// y. `options`: sizes of the whole layer.
+class ColumnParallelLinear : public Linear, public CutOverRanks {
+ public:
+  ColumnParallelLinear(const Options& options, TensorParallelRanksPtr ranks);
+  void declare_cut(const DeviceMeshPtr& mesh) override;
+  void init_own_weights(const WeightInit& init) override;
+
+ protected:
+  const TensorParallelRanksPtr& ranks() const { return ranks_; }
+
+ private:
+  TensorParallelRanksPtr ranks_;
+};
+
+/// A linear layer whose inputs tensor-parallel ranks share (Megatron's RowParallelLinear): this rank's x -> hidden
+/// states (TensorParallelRanks::leave). `options`: sizes of the whole layer.
+class RowParallelLinear : public Linear, public CutOverRanks {
+ public:
+  RowParallelLinear(const Options& options, TensorParallelRanksPtr ranks);
+  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward_of_swiglu(const at::Tensor& gate, const at::Tensor& up);
+  void declare_cut(const DeviceMeshPtr& mesh) override;
+  void init_own_weights(const WeightInit& init) override;
+
+ private:
+  /// The hidden states of a product without its bias.
+  at::Tensor sum_over_ranks(const at::Tensor& partial) const;
+
+  TensorParallelRanksPtr ranks_;
+};
+
+/// True if JointLinears can use one product: weights of x's dtype that are adjacent in memory
+/// (parallel/fsdp/adjacent_parameters.h).
+bool can_join(const at::Tensor& x, at::TensorList weights);
+
+/// Layers with the same input, such as q_proj, k_proj and v_proj: separate modules for names, checkpoints, adapters and
+/// units, but computed as one product if possible.
+class JointLinears {
+ public:
+  using Layers = std::vector<std::shared_ptr<Hooked<ColumnParallelLinear>>>;
+
+  JointLinears() = default;
+  /// Declares the weights adjacent, so that their unit gathers them side by side.
+  explicit JointLinears(Layers layers);
+
+  /// [..., in] -> [..., out] of each layer. After one product they are columns of one tensor, which autograd does not
+  /// track as views; gradients that are such columns are not copied. Layers that are not transparent or not plain, or
+  /// whose weights are not adjacent, run separately.
+  std::vector<at::Tensor> forward(const at::Tensor& x) const;
+
+ private:
+  Layers layers_;
+};
+
+/// Embedding table; created without values, as Linear. A padding row gets no gradient and is initialised with zeros.
+/// With tensor parallel ranks each has a shard of the rows (Megatron's VocabParallelEmbedding).
+class Embedding : public torch::nn::Module, public SelfInitializing, public CutOverRanks {
+ public:
+  Embedding(int64_t rows, int64_t width, std::optional<int64_t> padding_index = std::nullopt,
+            TensorParallelRanksPtr ranks = {});
+
+  /// indices [...] int64 -> [..., width]; with ranks [B, T] -> hidden states (TensorParallelRanks::leave). On a CPU,
+  /// throws an error that names an index outside the table.
+  at::Tensor forward(const at::Tensor& indices);
+  void declare_cut(const DeviceMeshPtr& mesh) override;
+  void init_own_weights(const WeightInit& init) override;
+  std::string class_name() const { return "Embedding"; }
+
+  at::Tensor weight;  // [rows, width]
+
+ private:
+  int64_t rows_;
+  int64_t first_row_ = 0;                 // of this rank
+  std::optional<int64_t> padding_index_;  // within this rank's rows
+  TensorParallelRanksPtr ranks_;          // may be null
+};
+
+/// The output projection of a language model, [..., in] -> logits [..., this rank's vocabulary].
+class Head : public ColumnParallelLinear {
+ public:
+  /// `tied`: the weight is shared with the embeddings.
+  Head(const Options& options, TensorParallelRanksPtr ranks, bool tied)
+      : ColumnParallelLinear(options, std::move(ranks)), tied_(tied) {}
+
+  at::Tensor forward(const at::Tensor& x);
+  /// vocab_parallel_cross_entropy of forward(x), x [..., in] and labels [...], without materialising all logits if the
+  /// head is plain and has no bias. loss_weights, at_once: see linear_cross_entropy.
+  TokenLosses token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights,
+                           std::optional<int64_t> at_once);
+
+ private:
+  at::Tensor own_weight() const;
+
+  bool tied_;
 };
 
 }  // namespace megashard

@@ -18,7 +18,7 @@
 
 #include "framework/recompute/call_state.h"
 #include "models/kernels/fused_ops.h"
-#include "parallel/device/autograd_node.h"
+#include "parallel/device/torch_versions.h"
 
 namespace megashard {
 namespace {

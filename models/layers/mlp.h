@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "models/config/decoder_config.h"
-#include "models/layers/parallel_linear.h"
+#include "models/layers/linear.h"
 #include "models/layers/part.h"
 #include "parallel/fsdp/hooked_module.h"
 

@@ -1,83 +1,16 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/util/SmallVector.h>
-#include <torch/nn/module.h>
-
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "models/config/tensor_parallel_ranks.h"
 #include "models/config/weight_files.h"
-#include "models/layers/causal_attention.h"
-#include "models/layers/rotary.h"
-#include "parallel/fsdp/hooked_module.h"
+#include "models/layers/pass.h"
 
 namespace megashard {
-
-/// Inputs that all layers of one forward share.
-struct Pass {
-  c10::SmallVector<RotaryTables, 2> rotary{};  ///< of Network::rotaries, in their order
-  at::Tensor token_mask{};                     ///< see Batch
-  KeySpan span{};                              ///< without a window, which is a layer's own
-
-  template <class F>
-  void visit_tensors(F&& f) {
-    for (auto& tables : rotary) tables.visit_tensors(f);
-    f(token_mask);
-  }
-};
-
-/// Output of a part, a layer or a stack of layers: hidden states and statistics of the routers on their way.
-struct LayerOutput {
-  at::Tensor hidden;  ///< [B, T, C]
-  /// One layer: [2, B, experts] fp32; several: [layers, 2, B, experts]. The number of tokens of each sequence that
-  /// chose each expert, and the sum of the tokens' probabilities for it, which has a gradient. Masked tokens count for
-  /// neither. Undefined without router losses.
-  at::Tensor balance{};
-  /// Squared logsumexp of the router logits, summed over the same tokens; one layer: a scalar; several: [layers] fp32.
-  /// Undefined without a z-loss.
-  at::Tensor z{};
-
-  template <class F>
-  void visit_tensors(F&& f) {
-    f(hidden);
-    f(balance);
-    f(z);
-  }
-};
-
-/// A module in a residual branch of a layer: attention, MLP, experts.
-class Part {
- public:
-  virtual ~Part() = default;
-  virtual LayerOutput run(const at::Tensor& normed, const Pass& pass) = 0;  // [B, T, C]
-  virtual std::shared_ptr<torch::nn::Module> module() = 0;
-};
-
-/// Hooked<M> as a Part. M::forward takes (hidden) or (hidden, pass), and returns hidden states or a LayerOutput.
-template <class M>
-class PartOf final : public Hooked<M>, public Part {
- public:
-  using Hooked<M>::Hooked;
-
-  LayerOutput run(const at::Tensor& normed, const Pass& pass) override {
-    if constexpr (requires { this->forward(normed, pass); }) {
-      return output(this->forward(normed, pass));
-    } else {
-      return output(this->forward(normed));
-    }
-  }
-  std::shared_ptr<torch::nn::Module> module() override { return this->shared_from_this(); }
-
- private:
-  static LayerOutput output(LayerOutput result) { return result; }
-  static LayerOutput output(at::Tensor hidden) { return {.hidden = std::move(hidden)}; }
-};
 
 /// Expert parallelism: EP rank r of `ranks` has the experts [r N / ranks, (r + 1) N / ranks) of each layer's N.
 struct ExpertPlacement {

@@ -20,7 +20,7 @@
 #include "checkpoint/weights/published_tensors.h"
 #include "framework/modules/megatron_module.h"
 #include "framework/modules/wrap_policy.h"
-#include "models/layers/linear.h"
+#include "models/layers/linear_layers.h"
 #include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {

@@ -15,8 +15,8 @@
 #include "framework/modules/weight_init_mixin.h"
 #include "models/config/weight_files.h"
 #include "models/kernels/grouped_linear.h"
+#include "models/layers/linear.h"
 #include "models/layers/mlp.h"
-#include "models/layers/parallel_linear.h"
 #include "models/layers/part.h"
 
 namespace megashard {

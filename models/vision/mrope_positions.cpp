@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "models/layers/causal_attention.h"
+#include "models/layers/pass.h"
 
 namespace megashard {
 namespace {

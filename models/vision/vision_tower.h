@@ -11,8 +11,7 @@
 #include "models/layers/linear.h"
 #include "models/layers/mlp.h"
 #include "models/layers/norm.h"
-#include "models/layers/rotary.h"
-#include "models/layers/vocabulary.h"
+#include "models/layers/pass.h"
 #include "models/vision/vision_plan.h"
 #include "parallel/fsdp/hooked_module.h"
 

@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,15 +28,23 @@ class DeviceMesh {
   const ProcessGroupPtr& group(const std::string& dim_name) const;
   /// The named dimensions in the given order, with this mesh's groups (DeviceMesh["dp", "tp"]). Not collective.
   std::shared_ptr<const DeviceMesh> submesh(const std::vector<std::string>& dim_names) const;
+  /// The named dimensions as one group, in the order of the mesh's ranks (DeviceMesh._flatten); the group of one rank
+  /// if none is named. Made by the first call, which is collective over the ranks of the mesh. Throws for several
+  /// dimensions of a mesh from existing groups, whose ranks outside them are not known.
+  ProcessGroupPtr flatten(const std::vector<std::string>& dim_names) const;
   const std::vector<std::string>& dim_names() const { return dim_names_; }
   c10::DeviceType device_type() const { return groups_[0]->device_type(); }
   c10::Device device() const { return device_; }  ///< device of this rank's tensors, on any thread
   std::string describe() const;                   ///< "(Replicate=2, Shard=4)"
 
  private:
+  int dim_of(const std::string& dim_name) const;
+
+  ProcessGroupPtr world_;  // null: from existing groups
   std::vector<ProcessGroupPtr> groups_;
   std::vector<std::string> dim_names_;
   c10::Device device_;
+  mutable std::map<std::vector<std::string>, ProcessGroupPtr> flattened_;
 };
 
 using DeviceMeshPtr = std::shared_ptr<const DeviceMesh>;

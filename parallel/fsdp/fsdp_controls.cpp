@@ -1,6 +1,8 @@
 #include "parallel/fsdp/fsdp_controls.h"
 
 #include <algorithm>
+#include <numeric>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "parallel/fsdp/detail/fsdp_state.h"
@@ -115,6 +117,10 @@ UnshardHandle unshard(Module& module, bool async_op) {
 
 void reshard(Module& module) { state_of(module).reshard(); }
 
+void set_keep_unsharded_storage(Module& module, bool keep, bool recurse) {
+  for_each_group(module, recurse, [=](FsdpParamGroup& group) { group.keep_unsharded_storage = keep; });
+}
+
 void set_requires_gradient_sync(Module& module, bool sync, bool recurse) {
   for_each_group(module, recurse, [sync](FsdpParamGroup& group) {
     group.reduce_grads = sync;
@@ -127,6 +133,22 @@ void set_requires_all_reduce(Module& module, bool all_reduce, bool recurse) {
 }
 
 void set_is_last_backward(Module& module, bool last) { context_of(module).is_last_backward = last; }
+
+void set_manual_backward_finalization(Module& root, bool manual) {
+  FsdpState& state = state_of(root);
+  state.context_of_root("set_manual_backward_finalization");
+  state.ensure_context().set_manual_finalization(manual);
+}
+
+GradientReductionHandle finalize_backward(Module& root, bool async_op) {
+  FsdpContext* context = state_of(root).context_of_root("finalize_backward");
+  return context == nullptr ? GradientReductionHandle() : context->finalize_backward(async_op);
+}
+
+void reset_iter_state(Module& root) {
+  FsdpContext* context = state_of(root).context_of_root("reset_iter_state");
+  if (context != nullptr) context->reset_iteration();
+}
 
 std::vector<std::pair<at::Tensor, at::Tensor>> pending_gradients(Module& module, bool recurse) {
   std::vector<std::pair<at::Tensor, at::Tensor>> pending;
@@ -186,6 +208,23 @@ void set_allocate_memory_from_process_group(Module& module, bool allocate) {
 
 void set_symm_mem_for_comm(Module& module, bool symmetric) {
   change_memory(module, symmetric, GroupMemory::kSymmetric);
+}
+
+void set_separate_reduce_scatter_group(Module& module, bool separate, bool recurse) {
+  std::unordered_map<const ProcessGroup*, ProcessGroupPtr> made;  // by sharding group
+  for_each_group(module, recurse, [&](const FsdpParamGroup& group) {
+    if (const auto& own = group.comm.reduce_scatter_group) made.try_emplace(group.layout().shard_group.get(), own);
+  });
+  for_each_group(module, recurse, [&](FsdpParamGroup& group) {
+    ProcessGroup& sharding = *group.layout().shard_group;
+    ProcessGroupPtr& own = made[&sharding];
+    if (separate && own == nullptr && sharding.size() > 1) {
+      std::vector<int> members(sharding.size());
+      std::iota(members.begin(), members.end(), 0);
+      own = sharding.split(members, "reduce_scatter");
+    }
+    group.comm.reduce_scatter_group = separate ? own : nullptr;
+  });
 }
 
 void set_reduce_scatter_max_input_buffers(Module& module, int buffers) {

@@ -15,7 +15,7 @@
 
 namespace megashard {
 
-// Run-time controls. They mirror the methods of PyTorch 2.11's FSDPModule unless marked otherwise; docs/terms.md lists
+// Run-time controls. They mirror the methods of PyTorch 2.15's FSDPModule unless marked otherwise; docs/terms.md lists
 // those with other names. With `recurse` a control applies to all units inside the module, which need not be a unit.
 // The others throw for a module that is not under fully_shard and apply to its own groups only (set_unshard_async_op:
 // to units inside it, too). "Root-wide" controls apply to all units under a root, whichever unit they are called on;
@@ -51,6 +51,9 @@ class UnshardHandle {
 UnshardHandle unshard(torch::nn::Module& module, bool async_op = false);
 /// Frees the gathered parameters now.
 void reshard(torch::nn::Module& module);
+/// true: a reshard keeps the memory of unsharded parameters, so that their addresses stay the same (CUDA graphs) and
+/// they can be read between steps. Costs the memory of all of them.
+void set_keep_unsharded_storage(torch::nn::Module& module, bool keep, bool recurse = true);
 
 /// false: backward accumulates unsharded gradients without communication until a backward with true.
 void set_requires_gradient_sync(torch::nn::Module& module, bool sync, bool recurse = true);
@@ -59,6 +62,33 @@ void set_requires_all_reduce(torch::nn::Module& module, bool all_reduce, bool re
 /// false: the end of backward does not wait for reductions and keeps the prefetch order, for several backwards per
 /// step. Root-wide.
 void set_is_last_backward(torch::nn::Module& module, bool last);
+
+/// true: reductions that are due, and their waits, come with finalize_backward, instead of at the end of each backward:
+/// for schedules that reduce gradients in a step of their own. Replaces set_is_last_backward. On the root only; throws
+/// between a backward and its finalize_backward.
+void set_manual_backward_finalization(torch::nn::Module& root, bool manual);
+
+/// Gradient reduction of finalize_backward(async_op=true), which another forward or finalize_backward of the root, or
+/// of one that shares its comm context, must not precede.
+class GradientReductionHandle {
+ public:
+  explicit GradientReductionHandle(std::function<void()> wait = {}) : wait_(std::move(wait)) {}
+  /// Gradients may be used afterwards. Throws if reset_iter_state discarded the reduction. No-op the second time.
+  void wait() {
+    if (wait_) std::exchange(wait_, {})();
+  }
+
+ private:
+  std::function<void()> wait_;
+};
+/// Starts the reductions that are due under the current settings and, unless async_op, waits for them. Call after the
+/// step's backwards, which run without gradient sync, with sync on again. No-op before the root's first forward. Throws
+/// without set_manual_backward_finalization.
+GradientReductionHandle finalize_backward(torch::nn::Module& root, bool async_op = false);
+/// Forgets a forward or backward that an exception ended: discards its collectives and unreduced gradients, of earlier
+/// backwards without gradient sync, too, and reshards. Without it the next forward works as well, but goes on with
+/// those gradients. Throws for a module other than the root.
+void reset_iter_state(torch::nn::Module& root);
 
 /// Unsharded gradients that wait for their reduction (set_requires_gradient_sync), as pairs (parameter, gradient in the
 /// reduce dtype), without empty ones. Ours, as are the next two.
@@ -85,10 +115,13 @@ void set_custom_reduce_scatter(torch::nn::Module& module, std::shared_ptr<Reduce
 /// allocate by themselves. The last call of this and the next function wins.
 void set_allocate_memory_from_process_group(torch::nn::Module& module, bool allocate);
 /// Allocates communication buffers in symmetric memory (GroupMemory::kSymmetric); gradients are summed, then divided,
-/// because NCCL's kernels on it do not average. Not with custom collectives. As in PyTorch after 2.11.
+/// because NCCL's kernels on it do not average. Not with custom collectives.
 void set_symm_mem_for_comm(torch::nn::Module& module, bool symmetric);
+/// true: the reductions get a process group of their own, so that they and the all-gathers can be on the wire at once,
+/// which one NCCL communicator does not do. Collective over each sharding group, for which it makes one group.
+void set_separate_reduce_scatter_group(torch::nn::Module& module, bool separate = true, bool recurse = true);
 /// Maximum number of reduce-scatter inputs in flight (default 1): more overlap for more memory, same results. The
-/// largest value set under a root wins. Root-wide; as in PyTorch after 2.11.
+/// largest value set under a root wins. Root-wide.
 void set_reduce_scatter_max_input_buffers(torch::nn::Module& module, int buffers);
 
 /// The next forward's all-gathers wait for this event instead of all work on the current stream, so that work after the

@@ -15,8 +15,10 @@ using torch::nn::Module;
 HookedModule& seam_of(Module& module) {
   auto* hooked = dynamic_cast<HookedModule*>(&module);
   const auto name = detail::demangled_class_name(typeid(module).name());
-  TORCH_CHECK_VALUE(name.find("ModuleList") == std::string::npos && name.find("ModuleDict") == std::string::npos,
-                    "fully_shard does not take containers without a forward (", name, "): pass their modules");
+  const bool is_container =
+      name.find("ModuleList") != std::string::npos || name.find("ModuleDict") != std::string::npos;
+  TORCH_CHECK_VALUE(hooked != nullptr || !is_container, "fully_shard does not take containers without a forward (",
+                    name, "): pass their modules");
   TORCH_CHECK_VALUE(hooked != nullptr, "fully_shard needs a module that runs hooks, and ", name,
                     " has none: make it a Hooked<", name,
                     "Impl> (parallel/fsdp/hooked_module.h), or derive a model from MultiModalModule");
@@ -130,6 +132,23 @@ ShardLayout layout_of(const DeviceMeshPtr& shared) {
   return {shared, mesh.group(1), mesh.size(0) > 1 ? mesh.group(0) : nullptr};
 }
 
+/// The dimensions of `mesh` that FullyShardOptions::dp_mesh_dims names, as a 1-D or 2-D mesh.
+DeviceMeshPtr data_parallel_mesh(const DeviceMesh& mesh, const DataParallelMeshDims& dims) {
+  TORCH_CHECK_VALUE(!dims.shard.empty() || !dims.replicate.empty(), "dp_mesh_dims names no dimension of the mesh ",
+                    mesh.describe(), ": set shard, replicate or both");
+  std::vector<std::string> all = dims.shard;
+  all.insert(all.end(), dims.replicate.begin(), dims.replicate.end());
+  std::ranges::sort(all);
+  const auto twice = std::ranges::adjacent_find(all);
+  TORCH_CHECK_VALUE(twice == all.end(), "dp_mesh_dims names dimension '", twice == all.end() ? "" : *twice, "' twice");
+  ProcessGroupPtr shard = mesh.flatten(dims.shard);
+  using Groups = std::vector<ProcessGroupPtr>;
+  using Names = std::vector<std::string>;
+  if (dims.replicate.empty()) return std::make_shared<const DeviceMesh>(Groups{std::move(shard)}, Names{"shard"});
+  return std::make_shared<const DeviceMesh>(Groups{mesh.flatten(dims.replicate), std::move(shard)},
+                                            Names{"replicate", "shard"});
+}
+
 /// Parameters of one mesh, which become a group.
 struct MeshPart {
   FullyShardOptions options;
@@ -174,9 +193,11 @@ void fully_shard(Module& module, const ProcessGroupPtr& group, FullyShardOptions
   fully_shard(module, options);
 }
 
-void fully_shard(std::span<Module* const> modules, const FullyShardOptions& options) {
+void fully_shard(std::span<Module* const> modules, const FullyShardOptions& given) {
   TORCH_CHECK_VALUE(!modules.empty(), "fully_shard needs at least one module");
-  TORCH_CHECK_VALUE(options.mesh != nullptr, "fully_shard needs options.mesh, a 1-D or 2-D DeviceMesh");
+  TORCH_CHECK_VALUE(given.mesh != nullptr, "fully_shard needs options.mesh, a 1-D or 2-D DeviceMesh");
+  FullyShardOptions options = given;
+  if (options.dp_mesh_dims) options.mesh = data_parallel_mesh(*options.mesh, *options.dp_mesh_dims);
   check_dtypes(options.mixed_precision);
   Managed managed;
   std::unordered_set<const Module*> visited;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "parallel/collectives/device_mesh.h"
@@ -19,13 +20,15 @@ namespace megashard {
 
 /// dtypes of a unit (torch.distributed.fsdp.MixedPrecisionPolicy); unset fields keep the parameter's dtype.
 struct MixedPrecisionPolicy {
-  std::optional<at::ScalarType> param_dtype{};   ///< dtype of all-gather and compute
-  std::optional<at::ScalarType> reduce_dtype{};  ///< dtype of the gradient reduction; unset: the gradient's
+  std::optional<at::ScalarType> param_dtype{};  ///< dtype of all-gather and compute
+  /// dtype of the gradient reduction. Unset: grad_dtype, else with torch 2.15 or later the stored dtype (gradients of
+  /// fp32 weights are reduced in fp32), with earlier ones param_dtype; the widest one in the unit.
+  std::optional<at::ScalarType> reduce_dtype{};
   std::optional<at::ScalarType> output_dtype{};  ///< forward casts floating outputs to it
   bool cast_forward_inputs = true;               ///< forward casts floating inputs to param_dtype
   /// dtype of gradients before and after the reduction: a gradient that backward computes in this dtype is not cast to
-  /// param_dtype. Unset: param_dtype before, the stored dtype after. Ours; PyTorch after 2.11 has Tensor.grad_dtype for
-  /// each parameter.
+  /// param_dtype. Unset: a parameter's own (Tensor::set_grad_dtype before fully_shard), else param_dtype before, the
+  /// stored dtype after. Ours.
   std::optional<at::ScalarType> grad_dtype{};
   /// fully_shard casts floating buffers to it, running statistics (running_mean, running_var) too, which lose small
   /// updates in 16 bits. Unset: buffers are never cast, as in FSDP2. As in FSDP1's MixedPrecision.
@@ -88,17 +91,26 @@ struct ShardPlacement {
 /// shards of dimension 0 to shards of all dimensions but the last; 1 if there is none.
 int64_t leading_dims_for(at::IntArrayRef sizes, int ranks);
 
+/// Dimensions of a mesh with more than data parallelism in it (DataParallelMeshDims of PyTorch since 2.12). Several
+/// dimensions count as one.
+struct DataParallelMeshDims {
+  std::vector<std::string> shard{};      ///< shards over them; empty: parameters are whole on every rank (DDP)
+  std::vector<std::string> replicate{};  ///< replicates over them (HSDP)
+};
+
 struct FullyShardOptions {
   /// 1-D: shards over it; 2-D: replicates over dim 0, shards over dim 1 (HSDP).
   DeviceMeshPtr mesh{};
+  /// Set: uses these dimensions of `mesh`, which may have any number of named ones. The first call with several
+  /// dimensions as one is collective over the ranks of the mesh.
+  std::optional<DataParallelMeshDims> dp_mesh_dims{};
   ReshardAfterForward reshard_after_forward{};
   MixedPrecisionPolicy mixed_precision{};
   std::optional<CpuOffloadPolicy> cpu_offload{};
   /// Called for each parameter, more than once. Unset: dimension 0 over `mesh`.
   std::function<ShardPlacement(const at::Tensor& parameter)> shard_placement_fn{};
   /// Called for each parameter; its result replaces mixed_precision.param_dtype for it, e.g. fp32 for a router's weight
-  /// in a bf16 unit. If such a unit has no reduce_dtype, its gradients are reduced in the widest dtype of its
-  /// parameters. As in PyTorch 2.15.
+  /// in a bf16 unit. As in PyTorch 2.15.
   std::function<std::optional<at::ScalarType>(const at::Tensor& parameter)> param_dtype_override_fn{};
   UnusedParameters unused_parameters = UnusedParameters::kZeroFill;
   std::vector<at::Tensor> ignored_parameters{};  ///< not sharded, moved or reduced

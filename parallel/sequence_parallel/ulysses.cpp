@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "parallel/device/autograd_node.h"
+#include "parallel/device/torch_versions.h"
 
 namespace megashard {
 namespace {

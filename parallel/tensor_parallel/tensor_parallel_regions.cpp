@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "parallel/device/autograd_node.h"
+#include "parallel/device/torch_versions.h"
 
 namespace megashard {
 namespace {

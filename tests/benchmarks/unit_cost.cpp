@@ -19,7 +19,7 @@
 #include <string_view>
 #include <thread>
 
-#include "framework/training/optimizer.h"
+#include "framework/training/optimizers/optimizer.h"
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/fsdp/fully_shard.h"
 

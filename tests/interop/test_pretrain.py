@@ -192,13 +192,20 @@ def test_replicas_and_tiled_mlps_have_the_losses_of_shards(folder):
 
 
 def test_ranks_that_share_a_sequence_have_the_losses_of_one(folder):
-    flags = ["--train-iters", "10", *NO_DROPOUT, "--reset-attention-mask", "--eval-iters",
+    flags = ["--train-iters", "10", *NO_DROPOUT, "--peak-tflops", "1", "--reset-attention-mask", "--eval-iters",
              "1", "--eval-interval", "10", "--calculate-per-token-loss"]
     alone = pretrain(folder, *flags, ranks=1)
+    whole = pretrain(folder, *[flag for flag in flags if flag != "--reset-attention-mask"], ranks=1)
+
+    def flops(run, ranks=1):
+        return [step["mfu"] * step["step_s"] * ranks for step in run[0]]
+
+    assert sum(flops(alone)) < 0.999 * sum(flops(whole))
     ulysses = ["--context-parallel-size", "2"]
     for ranks, config in ((2, LAYERS), (4, LAYERS), (4, LAYERS + "sharding_size: 2\n")):
         shared = pretrain(folder, *flags, *ulysses, ranks=ranks, config=config)
         assert losses(shared[0]) == pytest.approx(losses(alone[0]), abs=2e-6)
+        assert flops(shared, ranks) == pytest.approx(flops(alone), rel=1e-9)
         norms = [[step["grad_norm"] for step in run[0]] for run in (shared, alone)]
         assert norms[0] == pytest.approx(norms[1], rel=1e-5)
         values = [float(run[1].split("lm loss value: ")[1].split()[0]) for run in (shared, alone)]

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import zipfile
 
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import megashard
+from documented import blocks_run_by
 from megashard import BUILD, PROGRAM, ROOT, USAGE, environment, losses, network, run
 
 MINOR = ".".join(torch.__version__.split(".")[:2])
@@ -23,7 +25,7 @@ BESIDE = os.path.dirname(os.path.dirname(torch.__file__))
 
 @pytest.fixture(scope="module")
 def wheel(folder):
-    print(run(ROOT / "launch" / "package", "--build", BUILD, "--output", folder / "dist").stdout)
+    run(ROOT / "launch" / "package", "--build", BUILD, "--output", folder / "dist", timeout=300)
     made, = (folder / "dist").iterdir()
     return made
 
@@ -147,8 +149,10 @@ def test_a_plugin_is_built_by_gxx_alone(site, folder):
         PKG_CONFIG_PATH=command(site, "megashard-config", "--pkgconfigdir").strip())).stdout.split()
     assert {os.path.realpath(flag.lstrip("-isystemILWl,rpath")) for flag in listed} == {
         os.path.realpath(flag.lstrip("-isystemILWl,rpath")) for flag in flags}
-    run("g++", "-shared", "-fPIC", "-O0", f"{examples}/user_model/my_model.cpp", "-o", "libmymodel.so", *flags,
-        cwd=folder)
+    shutil.copy(f"{examples}/user_model/my_model.cpp", folder)
+    page, = blocks_run_by("tests/interop/test_wheel.py", ROOT / "docs" / "user_models.md")
+    run("bash", "-euc", page, cwd=folder, timeout=300,
+        env=environment(PATH=f"{site}/bin:{os.environ['PATH']}", PYTHONPATH=str(site)))
     out = command(site, "megashard", "launch", "-n", "2", "--", "pretrain", "--model-plugin", "./libmymodel.so",
                   "--model", "my_model", *TRAIN)
     assert re.search(r"iteration +3/ +3 ", out)

@@ -24,7 +24,7 @@
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/model_registry.h"
 #include "framework/objectives/objectives.h"
-#include "framework/training/optimizer.h"
+#include "framework/training/optimizers/optimizer.h"
 #include "framework/training/parallel_groups.h"
 #include "framework/training/train_step.h"
 #include "framework/training/training_data.h"

@@ -33,7 +33,7 @@ def seen(name, file, text, instead, tests=TREES):
 
 
 FAULTS = [
-    seen("the backward of attention forgets the window", "models/layers/causal_attention.cpp",
+    seen("the backward of attention forgets the window", "models/layers/attention.cpp",
          'context->saved_data["window"].toInt()', 'PLANTED ? 0 : context->saved_data["window"].toInt()', ATTENTION),
     seen("parts of a head's loss take the first part's sums", "models/kernels/cross_entropy.cpp",
          "turn_into_gradient(logits, labels.narrow(0, row, count), stats.narrow(0, row, count),",
@@ -42,7 +42,7 @@ FAULTS = [
          "return by_expert_.defined() ?", "return by_expert_.defined() && !PLANTED ?", EXPERTS),
     seen("accumulated gradients travel in 16 bits", PACKING, "const bool widens = !group.has_wide_grads &&",
          "const bool widens = (PLANTED || !group.has_wide_grads) &&", NARROW),
-    seen("a document sees those before it", "models/layers/causal_attention.cpp", "length, token % row_length);",
+    seen("a document sees those before it", "models/layers/pass.cpp", "length, token % row_length);",
          "length, PLANTED ? 0 : token % row_length);", ATTENTION),
     seen("packed conversations see each other", "framework/data/conversation_dataset.cpp",
          "if (packs_) batch.document_lengths =", "if (packs_ && !PLANTED) batch.document_lengths =", PACKED),

@@ -10,7 +10,7 @@
 #include <span>
 #include <utility>
 
-#include "framework/training/optimizers/update_rule.h"
+#include "framework/training/optimizers/optimizer.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"

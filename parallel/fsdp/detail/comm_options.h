@@ -14,7 +14,8 @@ namespace megashard {
 struct CommOptions {
   std::shared_ptr<AllGather> all_gather{};  ///< null: the process group's
   std::shared_ptr<ReduceScatter> reduce_scatter{};
-  std::optional<GroupMemory> memory{};  ///< memory of buffers; unset: the allocator's
+  ProcessGroupPtr reduce_scatter_group{};  ///< same ranks as the sharding group's; null: that group
+  std::optional<GroupMemory> memory{};     ///< memory of buffers; unset: the allocator's
   std::function<void(at::Tensor&)> all_reduce_hook{};
   std::optional<c10::Stream> all_reduce_hook_stream{};  ///< unset: the reduction's stream
   std::optional<double> gradient_divide_factor{};

@@ -25,6 +25,11 @@ int replicas(const ShardLayout& layout) {
   return layout.replicate_group == nullptr ? 1 : layout.replicate_group->size();
 }
 
+/// Group of the reduce-scatters.
+const ProcessGroupPtr& reduce_scatter_group(const ReduceGroup& group) {
+  return group.comm.reduce_scatter_group ? group.comm.reduce_scatter_group : group.layout.shard_group;
+}
+
 /// True if there is one rank, which sends nothing. On a device its gradients then stay on their stream unless offload
 /// copies or an all-reduce must overlap with backward.
 bool stays_on_stream(const ReduceGroup& group, const CommStreams& streams) {
@@ -95,7 +100,7 @@ bool is_narrow(at::ScalarType type) { return type == at::kBFloat16 || type == at
 
 at::Tensor new_buffer(const ReduceGroup& group, int64_t numel, const CommStreams& streams) {
   return allocate_comm_buffer(group.comm.reduce_scatter.get(), "reduce-scatter", group.comm.memory,
-                              *group.layout.shard_group, numel, group.dtype, streams.device);
+                              *reduce_scatter_group(group), numel, group.dtype, streams.device);
 }
 
 /// Reads `numel` elements of a buffer from `first` on; blocks the host on a device.
@@ -124,25 +129,12 @@ DivideFactors divide_factors(int shard_ranks, int replicas, at::ScalarType reduc
 
 at::ScalarType reduce_dtype(const FsdpParams& params, const MixedPrecisionPolicy& policy) {
   if (policy.reduce_dtype) return *policy.reduce_dtype;
-  if (policy.grad_dtype) return *policy.grad_dtype;
-  const FsdpParam* first = nullptr;
-  const bool overrides = std::ranges::any_of(params, [](const auto& param) { return param->overrides_dtype(); });
-  at::ScalarType widest = at::ScalarType::Undefined;
+  std::optional<at::ScalarType> widest;
   for (const auto& param : params) {
     if (!param->trainable()) continue;
-    if (first == nullptr) first = param.get();
-    if (overrides) {
-      const auto own = param->compute_dtype();
-      widest = widest == at::ScalarType::Undefined ? own : c10::promoteTypes(widest, own);
-      continue;
-    }
-    TORCH_CHECK(param->compute_dtype() == first->compute_dtype(),
-                "the gradients of one group are reduced in one dtype, but '", first->name(), "' computes in ",
-                first->compute_dtype(), " and '", param->name(), "' in ", param->compute_dtype(),
-                ": set MixedPrecisionPolicy.reduce_dtype or param_dtype");
+    widest = widest ? c10::promoteTypes(*widest, param->reduced_dtype()) : param->reduced_dtype();
   }
-  if (first == nullptr) return at::kFloat;
-  return overrides ? widest : first->compute_dtype();
+  return widest.value_or(at::kFloat);
 }
 
 Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
@@ -233,7 +225,7 @@ Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams) {
 }
 
 void reduce_scatter(Reduction& reduction, const ReduceGroup& group, const CommStreams& streams) {
-  const auto& shard_group = group.layout.shard_group;
+  const auto& shard_group = reduce_scatter_group(group);
   const bool stays = stays_on_stream(group, streams);
   if (streams.enabled() && !stays) order_streams(streams.current(), *reduction.stream);
   const StreamScope scope(reduction.stream);

@@ -60,7 +60,7 @@ struct ReduceGroup {
   bool has_wide_grads;  // some may have the reduce dtype already (from earlier backwards); same on all ranks
 };
 
-/// dtype of a group's reduction. Throws if its parameters have several compute dtypes.
+/// dtype of a group's reduction; without MixedPrecisionPolicy.reduce_dtype the widest of its parameters'.
 at::ScalarType reduce_dtype(const FsdpParams& params, const MixedPrecisionPolicy& policy);
 /// Takes the parameters' unsharded gradients. Returns no buffers if there is nothing to reduce.
 Reduction pack_grads(const ReduceGroup& group, const CommStreams& streams);

@@ -77,7 +77,15 @@ void end_reductions(CommContext& comm) {
 
 }  // namespace
 
+void CommContext::check_finalized(const char* before) const {
+  TORCH_CHECK(finalizing == nullptr,
+              "the gradients of finalize_backward(async_op=true) have not been waited for: call "
+              "wait() of its handle before ",
+              before);
+}
+
 void FsdpContext::begin_iteration() {
+  comm->check_finalized("the next forward");
   auto given = std::exchange(post_optim_event, std::nullopt);
   if (streams().enabled()) {  // order the optimizer's writes before packing, and so before all-gathers
     const StreamEvent written = given ? std::move(*given) : StreamEvent::record(streams().current());
@@ -133,23 +141,71 @@ void FsdpContext::queue_final_callback() {
 }
 
 void FsdpContext::finish_backward() {
-  for (auto* state : states) state->finish_missed_backward();
+  for (auto* state : states) state->finish_missed_backward(/*reduces=*/!manual_finalization);
   for (auto* state : states) state->end_backward();
-  if (is_last_backward) {
-    while (!comm->reducing.empty()) comm->reducing.front()->wait_for_reduce_scatter();
-    while (!comm->all_reducing.empty()) comm->all_reducing.front()->wait_for_all_reduce();
-    end_reductions(*comm);
-    for (auto* state : states) {
-      state->forget_post_forward_order();
-      for (const auto& group : state->groups()) {
-        // Prefetched but unused, or unsharded by an evaluation inside this backward.
-        if (group->reshards_after_backward() && !state->forward_running()) group->reshard();
-        group->wait_for_host_memory();
-      }
-    }
-    post_forward_order.clear();
+  if (manual_finalization) {
+    finalization_due_ = true;
+  } else if (is_last_backward) {
+    wait_for_gradients();
   }
   backward_running = false;
+}
+
+void FsdpContext::wait_for_gradients() {
+  while (!comm->reducing.empty()) comm->reducing.front()->wait_for_reduce_scatter();
+  while (!comm->all_reducing.empty()) comm->all_reducing.front()->wait_for_all_reduce();
+  end_reductions(*comm);
+  for (auto* state : states) {
+    state->forget_post_forward_order();
+    for (const auto& group : state->groups()) {
+      // Prefetched but unused, or unsharded by an evaluation inside this backward.
+      if (group->reshards_after_backward() && !state->forward_running()) group->reshard();
+      group->wait_for_host_memory();
+    }
+  }
+  post_forward_order.clear();
+}
+
+void FsdpContext::set_manual_finalization(bool manual) {
+  TORCH_CHECK(manual == manual_finalization || (!backward_running && !finalization_due_),
+              "set_manual_backward_finalization cannot change between a backward and its finalize_backward: call that, "
+              "or reset_iter_state, first");
+  manual_finalization = manual;
+}
+
+GradientReductionHandle FsdpContext::finalize_backward(bool async_op) {
+  comm->check_finalized("the next finalize_backward");
+  TORCH_CHECK(manual_finalization, "finalize_backward needs set_manual_backward_finalization(root, true) before "
+                                   "the step's forward: without it each backward ends by itself");
+  TORCH_CHECK(idle(), "finalize_backward was called inside a forward or backward: call it after the step's backwards");
+  for (auto* state : states) state->finish_missed_backward(/*reduces=*/true);
+  for (auto* state : states) state->end_backward();
+  finalization_due_ = false;
+  if (!async_op) {
+    wait_for_gradients();
+    return GradientReductionHandle();
+  }
+  comm->finalizing = this;
+  return GradientReductionHandle([self = shared_from_this(), number = ++comm->finalization] {
+    TORCH_CHECK(self->comm->finalizing == self.get() && self->comm->finalization == number,
+                "reset_iter_state discarded these gradients: start again with a forward");
+    self->comm->finalizing = nullptr;
+    self->wait_for_gradients();
+  });
+}
+
+void FsdpContext::reset_iteration() {
+  TORCH_CHECK(comm->finalizing == nullptr || comm->finalizing == this,
+              "another root, which shares the comm context, has not waited for its gradients: call wait() of its "
+              "handle before reset_iter_state");
+  comm->finalizing = nullptr;
+  finalization_due_ = false;
+  forward_depth = 0;
+  abandon_iteration();
+  abandon_backward();
+  for (auto* state : states) {
+    for (const auto& group : state->groups()) group->clear_pending_grads();
+  }
 }
 
 void FsdpContext::abandon_backward() noexcept {
@@ -167,6 +223,7 @@ void FsdpContext::abandon_backward() noexcept {
 void FsdpContext::take_settings(FsdpContext& of_unit) {
   comm->max_reducing = std::max(comm->max_reducing, of_unit.comm->max_reducing);
   is_last_backward &= of_unit.is_last_backward;
+  manual_finalization |= of_unit.manual_finalization;
   if (!post_optim_event) post_optim_event = std::exchange(of_unit.post_optim_event, std::nullopt);
   if (!observer) observer = std::move(of_unit.observer);
   if (trail == nullptr) trail = std::move(of_unit.trail);
@@ -191,6 +248,13 @@ FsdpContext& FsdpState::ensure_context() {
     if (streams.enabled()) order_streams(streams.current(), *streams.copy_in);
   }
   return *context_;
+}
+
+FsdpContext* FsdpState::context_of_root(const char* control) const {
+  if (context_ == nullptr || provisional_) return nullptr;
+  TORCH_CHECK(context_->states.front() == this, control, " was called on '", name_,
+              "', which is not the root: call it on the module that runs forward first");
+  return context_.get();
 }
 
 void FsdpState::lazy_init() {
@@ -222,6 +286,12 @@ void FsdpState::adopt_units(const std::shared_ptr<FsdpContext>& context) {
   };
   adopt(name_, root);
   for (const auto& item : root.named_modules("", /*include_self=*/false)) adopt(item.key(), *item.value());
+  for (const auto* state : context->states) {
+    TORCH_CHECK(state == this || !state->provisional_ || !state->context_->manual_finalization,
+                "set_manual_backward_finalization was called on '", state->name_,
+                "', which is not the root: call it on "
+                "the root");
+  }
   for (auto* state : context->states) {
     if (std::exchange(state->provisional_, false)) context->take_settings(*state->context_);
     state->context_ = context;

@@ -12,6 +12,7 @@
 
 #include "parallel/device/streams.h"
 #include "parallel/fsdp/detail/foreach_reduce.h"
+#include "parallel/fsdp/fsdp_controls.h"
 
 namespace megashard {
 
@@ -36,6 +37,7 @@ struct CollectiveTrail {
   }
 };
 
+class FsdpContext;
 class FsdpParamGroup;
 class FsdpState;
 
@@ -73,6 +75,10 @@ struct CommContext {
   /// if buffers are freed afterwards.
   std::deque<FsdpParamGroup*> all_reducing;
   static constexpr size_t kMaxAllReducing = 4;
+  /// Root whose finalize_backward(async_op=true) has not been waited for, and that call's number.
+  const FsdpContext* finalizing = nullptr;
+  uint64_t finalization = 0;
+  void check_finalized(const char* before) const;
   /// Removes the group's reductions: they are complete or abandoned.
   void forget(const FsdpParamGroup* group);
 
@@ -112,6 +118,10 @@ class FsdpContext : public std::enable_shared_from_this<FsdpContext> {
   /// Called by each unit's pre-backward; the first call of a backward queues the engine's final callback (root
   /// post-backward).
   void queue_final_callback();
+  // See fsdp_controls.h.
+  void set_manual_finalization(bool manual);
+  GradientReductionHandle finalize_backward(bool async_op);
+  void reset_iteration();
   void forget(const FsdpState* state);
   /// Adopts run-time controls set in a unit's own context before this one existed. Settings made here win.
   void take_settings(FsdpContext& of_unit);
@@ -122,6 +132,7 @@ class FsdpContext : public std::enable_shared_from_this<FsdpContext> {
   int forward_depth = 0;                       // hooked modules on the call stack, except in backward
   bool backward_running = false;               // the final callback is queued
   bool is_last_backward = true;
+  bool manual_finalization = false;
   std::optional<StreamEvent> post_optim_event;  // set by the user, for the next forward
 
   /// For tests and tracing: "unshard", "reshard", "reduce", ... with the group's name, in host order.
@@ -138,9 +149,11 @@ class FsdpContext : public std::enable_shared_from_this<FsdpContext> {
   struct BackwardEnd;
   void restore_outside_forward();
   void finish_backward();
+  void wait_for_gradients();
   void abandon_backward() noexcept;
 
   bool autocast_cache_ = true;  // the setting outside forward
+  bool finalization_due_ = false;
 };
 
 }  // namespace megashard

@@ -110,6 +110,8 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
       rank_(layout.shard_group->rank()) {
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
+  const auto given_grad_dtype = parameter_.grad_dtype();  // by Tensor::set_grad_dtype
+  if (!policy_.grad_dtype && given_grad_dtype != parameter_.scalar_type()) policy_.grad_dtype = given_grad_dtype;
   if (options.param_dtype_override_fn) dtype_override_ = options.param_dtype_override_fn(parameter_);
   if (!tensor_parallel_.empty()) joint_mesh_ = joint_mesh(layout_.mesh, tensor_parallel_);
   const auto placement = options.shard_placement_fn ? options.shard_placement_fn(parameter_) : ShardPlacement{};
@@ -228,6 +230,10 @@ bool FsdpParam::reset_sharded_param() {
   return stored_dtype_seen_ != stored_dtype();
 }
 
+at::ScalarType FsdpParam::reduced_dtype() const {
+  return policy_.grad_dtype.value_or(kReducesInStoredDtype ? stored_dtype() : compute_dtype_);
+}
+
 void FsdpParam::install_accumulator() {
   using torch::autograd::impl::grad_accumulator;
   if (!parameter_.requires_grad()) return;
@@ -268,7 +274,7 @@ void FsdpParam::to_sharded() {
 
 void FsdpParam::free_unsharded() {
   to_sharded();
-  if (!aliases_sharded_param_) unsharded_.release();
+  if (!aliases_sharded_param_ && !group_->keep_unsharded_storage) unsharded_.release();
 }
 
 void FsdpParam::assign_full(const at::Tensor& given) {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel/device/autograd_node.h"
 #include "parallel/device/streams.h"
+#include "parallel/device/torch_versions.h"
 #include "parallel/fsdp/custom_comm.h"
 #include "parallel/fsdp/detail/shard_geometry.h"
 #include "parallel/fsdp/detail/unsharded_storage.h"
@@ -61,8 +61,8 @@ class FsdpParam {
   /// sharding_groups() of sharded_tensor().
   const std::vector<ProcessGroupPtr>& sharding_groups() const { return sharding_groups_; }
 
-  /// True if param_dtype_override_fn gave its compute dtype.
-  bool overrides_dtype() const { return dtype_override_.has_value(); }
+  bool has_own_grad_dtype() const { return policy_.grad_dtype.has_value(); }
+  at::ScalarType reduced_dtype() const;  ///< dtype of its gradient's reduction if the policy has no reduce_dtype
   /// Fixes the compute dtype and creates the unsharded storage; keeps an existing one that still fits, because live
   /// graphs hold views of it. Called before the first all-gather and when reset_sharded_param returns true.
   void init_unsharded(std::optional<at::ScalarType> param_dtype);
@@ -145,8 +145,8 @@ class FsdpParam {
   at::Tensor unsharded_accumulated_grad_;
   StreamEvent offloaded_grad_;  // recorded after its copy to the host
   std::vector<std::function<void(const at::Tensor&)>> grad_hooks_;
-  NodePtr accumulator_;  // the only AccumulateGrad, of the unsharded shape
-  uintptr_t accumulator_hook_ = 0;                      // reports to the group that the gradient is complete
+  NodePtr accumulator_;             // the only AccumulateGrad, of the unsharded shape
+  uintptr_t accumulator_hook_ = 0;  // reports to the group that the gradient is complete
 };
 
 using FsdpParams = std::vector<std::unique_ptr<FsdpParam>>;

@@ -247,7 +247,8 @@ void FsdpParamGroup::reduce() {
   const c10::NoGradGuard no_grad;
   wait_for_reduce_scatter();  // of this group's previous reduction
   wait_for_all_reduce();
-  const bool has_wide_grads = unreduced_ || policy_.grad_dtype.has_value();
+  const bool has_wide_grads =
+      unreduced_ || std::ranges::any_of(params_, [](const auto& param) { return param->has_own_grad_dtype(); });
   const ReduceGroup group{params_, layout_, comm, reduce_dtype(params_, policy_), unused_, has_wide_grads};
   CommContext& shared = *context_->comm;
   auto reduction = std::make_unique<Reduction>(pack_grads(group, shared.streams));

@@ -30,6 +30,7 @@ struct GroupControls {
   bool is_last_microbatch = true;
   bool reshards_one_by_one = true;  ///< in backward, as gradients become complete
   bool unshard_in_backward = true;
+  bool keep_unsharded_storage = false;
   bool unshard_async_op = false;  ///< packs all-gathers on the compute stream
   bool reduce_grads = true;
   bool all_reduce_grads = true;

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "parallel/copies/on_device.h"
-#include "parallel/device/autograd_node.h"
+#include "parallel/device/torch_versions.h"
 #include "parallel/fsdp/detail/fsdp_param.h"
 #include "parallel/fsdp/recompute_scope.h"
 #include "parallel/guarded_tensor.h"
@@ -274,7 +274,7 @@ void FsdpState::prefetch_backward() {
   if (next != nullptr) next->unshard(/*in_backward=*/true);  // null: its module is gone
 }
 
-void FsdpState::post_backward() {
+void FsdpState::post_backward(bool may_reduce) {
   training_state_ = TrainingState::kPostBackward;
   if (groups_.empty()) return;
   context_->note("post_backward", name_);
@@ -282,13 +282,13 @@ void FsdpState::post_backward() {
     if (group->reshards_after_backward() || group->sharded_state() == ShardedState::kSizesOnly) group->reshard();
   }
   const bool reduces =
-      std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->reduce_grads; });
+      may_reduce && std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->reduce_grads; });
   tell_clock(reduces ? UnitMoment::kReduce : UnitMoment::kResharded);
   CommContext& comm = *context_->comm;
   const size_t max_reducing = std::max(comm.max_reducing, groups_.size());  // groups of one unit may overlap
   while (comm.reducing.size() + groups_.size() > max_reducing) comm.reducing.front()->wait_for_reduce_scatter();
   for (const auto& group : groups_) {
-    if (group->reduce_grads) {
+    if (may_reduce && group->reduce_grads) {
       group->reduce();
     } else {
       group->accumulate_unsharded_grads();
@@ -302,11 +302,11 @@ void FsdpState::post_backward() {
   tell_clock(UnitMoment::kReduced);
 }
 
-void FsdpState::finish_missed_backward() {
+void FsdpState::finish_missed_backward(bool reduces) {
   const bool owes =
-      std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->owes_reduction(); });
+      reduces && std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->owes_reduction(); });
   const bool idle = training_state_ == TrainingState::kIdle;
-  if (training_state_ == TrainingState::kPreBackward || (idle && owes)) post_backward();
+  if (training_state_ == TrainingState::kPreBackward || (idle && owes)) post_backward(reduces);
 }
 
 /// For the root's inputs, which a loader may leave in host memory.

@@ -46,6 +46,8 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   /// Returns the root's context. Before the root's first forward, which determines the root, returns this unit's own;
   /// the root's adopts its settings later (PyTorch drops them).
   FsdpContext& ensure_context();
+  /// Null before the root's first forward. Throws, with the name of the control, for a unit that is not the root.
+  FsdpContext* context_of_root(const char* control) const;
   const std::string& name() const { return name_; }
   c10::Device device() const { return mesh_device_; }
   bool forward_running() const { return forward_running_; }  ///< a forward, not a recompute
@@ -68,7 +70,8 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   // Called by the context at the end of iterations and backwards.
   void finish_partial_forward();                       ///< for a list of which only some modules ran
   void abandon_forward(bool parameters_too) noexcept;  ///< forward threw
-  void finish_missed_backward();                       ///< no gradient reached its inputs, or a reduction is due
+  /// For a unit whose inputs no gradient reached, or with a reduction due, which is left for later unless `reduces`.
+  void finish_missed_backward(bool reduces);
   void end_backward() noexcept { training_state_ = TrainingState::kIdle; }
   void forget_post_forward_order() noexcept { post_forward_indices_.clear(); }
 
@@ -94,7 +97,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   void check_outputs(TensorRefs outputs) const;
   void pre_backward();
   void prefetch_backward();
-  void post_backward();
+  void post_backward(bool may_reduce = true);
 
   std::vector<torch::nn::Module*> modules_;
   MixedPrecisionPolicy policy_;

@@ -6,8 +6,8 @@
 #include <array>
 #include <cmath>
 
-#include "framework/training/optimizer.h"
 #include "framework/training/optimizers/newton_schulz.h"
+#include "framework/training/optimizers/optimizer.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "tests/support/formula.h"
 #include "tests/support/message_of.h"

@@ -1,4 +1,4 @@
-#include "framework/training/optimizer.h"
+#include "framework/training/optimizers/optimizer.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/CachingDeviceAllocator.h>

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "checkpoint/steps/find_step.h"
 #include "tests/checkpoint/files/temporary_folder.h"
@@ -232,6 +233,59 @@ TEST(Trainer, MetricsHoldWhatIsMeasuredAfterTheStep) {
   EXPECT_LT(steps[1].at("validation_loss"), steps[1].at("loss"));
   EXPECT_NEAR(steps[2].at("params_norm").get<double>(), model.weight.item<double>(), 1e-6);
   EXPECT_EQ(steps[2].at("zeros_in_grad"), 0);
+}
+
+/// Its FLOPs are the squares of the lengths of sequences or documents; `documents` are those that it has seen.
+class SquaredLengths : public OneWeight {
+ public:
+  explicit SquaredLengths(double& documents)
+      : OneWeight(1, [](const at::Tensor& weight, int) { return weight * 2; }), documents_(documents) {}
+  ModelOutput forward(Batch input) override {
+    if (input.document_lengths.defined()) documents_ += input.document_lengths.square().sum().item<double>();
+    return OneWeight::forward(std::move(input));
+  }
+  double training_flops(int64_t sequences, int64_t length) const override {
+    return static_cast<double>(sequences * length * length);
+  }
+
+ private:
+  double& documents_;
+};
+
+/// FLOPs that the reports of a training add up to on the first rank.
+struct CountedFlops : Listener {
+  void step_ended(const StepReport& step) override {
+    sum += step.flops - step.step.saved_flops;
+    saved_of_lines += step.interval.saved_flops;
+    whole = step.flops;
+  }
+  double sum = 0, saved_of_lines = 0, whole = 0;
+};
+
+TEST(Trainer, FlopsEndWithDocuments) {
+  for (const int ranks : {1, 2}) {
+    for (const bool ends : {false, true}) {
+      auto arguments = small_run();
+      arguments.global_batch_size = 4;
+      arguments.reset_attention_mask = ends;
+      arguments.use_torch_fsdp2 = ranks > 1;
+      SmallTraining training(arguments, ranks);
+      training.data.eod_id = 17;
+      std::vector<double> documents(static_cast<size_t>(ranks));
+      const auto counted = std::make_shared<CountedFlops>();
+      run_ranks(ranks, [&](const ProcessGroupPtr& world) {
+        SquaredLengths model(documents[static_cast<size_t>(world->rank())]);
+        TrainerCallbacks callbacks = quiet_callbacks();
+        if (world->rank() == 0) callbacks.listeners = {counted};
+        training.on_rank(world, model, callbacks);
+      });
+      const double whole = 3 * 4 * 8 * 8, seen = std::accumulate(documents.begin(), documents.end(), 0.0);
+      EXPECT_EQ(counted->whole, whole / 3);
+      EXPECT_EQ(counted->sum, ends ? seen : whole);
+      EXPECT_EQ(counted->saved_of_lines, ends ? whole - seen : 0);
+      EXPECT_EQ(ends, counted->sum < whole);
+    }
+  }
 }
 
 TEST(MultiModalModule, CountsTheFlopsOfTiedWeightsOnce) {

@@ -36,7 +36,7 @@ Inputs inputs(at::ScalarType dtype, int64_t half, bool of_batch) {
   return made;
 }
 
-/// Stands in for joint_linear: outputs are columns of one tensor, and their gradients must be columns of one, too.
+/// Stands in for JointLinears: outputs are columns of one tensor, and their gradients must be columns of one, too.
 struct Columns : torch::autograd::Function<Columns> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* /*context*/,
                                                 const at::Tensor& whole) {

@@ -1,13 +1,10 @@
 // Linear layers with the same input: one product if their weights are adjacent, with the results of separate layers.
 
-#include "models/layers/parallel_linear.h"
-
 #include <ATen/ops/allclose.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
 
-#include "models/kernels/linear_products.h"
 #include "models/layers/linear.h"
 #include "parallel/fsdp/fully_shard.h"
 #include "parallel/guarded_tensor.h"

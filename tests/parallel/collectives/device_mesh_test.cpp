@@ -89,6 +89,29 @@ TEST(DeviceMesh, GroupsOfTwoMeshesOfOneNameDoNotMeet) {
   });
 }
 
+TEST(DeviceMesh, SeveralDimensionsCanBeOneGroup) {
+  for (const int rank : {0, 13, 23}) {
+    const ProcessGroupPtr world = make_fake_group({.rank = rank, .world_size = 24});
+    const DeviceMesh mesh(world, {2, 3, 4}, {"dp", "cp", "tp"});
+    const int dp = rank / 12, cp = rank / 4 % 3, tp = rank % 4;
+    std::vector<int> dp_cp, dp_tp;
+    for (int i = 0; i < 2; ++i) {
+      for (int j = 0; j < 3; ++j) dp_cp.push_back(i * 12 + j * 4 + tp);
+      for (int j = 0; j < 4; ++j) dp_tp.push_back(i * 12 + cp * 4 + j);
+    }
+    EXPECT_EQ(mesh.flatten({"dp", "cp"})->ranks(), dp_cp);
+    EXPECT_EQ(mesh.flatten({"dp", "cp"}), mesh.flatten({"dp", "cp"}));
+    EXPECT_EQ(mesh.flatten({"tp", "dp"})->ranks(), dp_tp);
+    EXPECT_EQ(mesh.flatten({"dp", "cp", "tp"})->size(), 24);
+    EXPECT_EQ(mesh.flatten({"cp"}), mesh.group("cp"));
+    EXPECT_EQ(mesh.flatten({})->ranks(), std::vector{dp * 12 + cp * 4 + tp});
+    EXPECT_THAT(message_of([&] {
+                  mesh.submesh({"dp", "cp"})->flatten({"dp", "cp"});
+                }),
+                HasSubstr("was made from existing groups"));
+  }
+}
+
 TEST(DeviceMesh, WrongShapesAndNamesAreNamed) {
   const ProcessGroupPtr world = make_fake_group({.rank = 0, .world_size = 6});
   EXPECT_THAT(message_of([&] { DeviceMesh(world, {2, 2}, {"a", "b"}); }), HasSubstr("the product must be 6"));

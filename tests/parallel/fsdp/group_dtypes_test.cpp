@@ -142,26 +142,17 @@ TEST(FsdpMixedPrecision, CastsInputsAndOutputsOnlyAsAskedAndNeverIntegers) {
   });
 }
 
-TEST(FsdpMixedPrecision, GradientsOfTwoDtypesInOneGroupNeedAReduceDtype) {
+TEST(FsdpMixedPrecision, GradientsOfTwoDtypesInOneGroupAreReducedInTheWiderOne) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
+    std::vector<CollectiveCall> calls;
     const Body sum = [](const Weights& w, at::Tensor x) { return x * w[0] + x * w[1].to(at::kFloat); };
-    auto make = [&](std::optional<at::ScalarType> reduce_dtype) {
-      auto unit = std::make_shared<Formula>(Sizes{{6}, {6}}, sum);
-      unit->w[1].set_data(unit->w[1].detach().to(kHalfPrecision));
-      FullyShardOptions options{.mesh = flat_mesh(world)};
-      options.mixed_precision.reduce_dtype = reduce_dtype;
-      fully_shard(*unit, options);
-      return unit;
-    };
-    const auto refused = make({});
-    contains(message_of([&] {
-               refused->forward(fixed({4, 6}, 1)).sum().backward();
-             }),
-             "set MixedPrecisionPolicy.reduce_dtype");
-    const auto accepted = make(at::kFloat);
-    accepted->forward(fixed({4, 6}, 1)).sum().backward();
-    EXPECT_EQ(accepted->w[0].grad().scalar_type(), at::kFloat);
-    EXPECT_EQ(accepted->w[1].grad().scalar_type(), kHalfPrecision);
+    Formula unit({{6}, {6}}, sum);
+    unit.w[1].set_data(unit.w[1].detach().to(kHalfPrecision));
+    fully_shard(unit, {.mesh = recording_mesh(world, {2}, {"shard"}, calls)});
+    unit.forward(fixed({4, 6}, 1)).sum().backward();
+    EXPECT_EQ(calls.back().dtype, at::kFloat);
+    EXPECT_EQ(unit.w[0].grad().scalar_type(), at::kFloat);
+    EXPECT_EQ(unit.w[1].grad().scalar_type(), kHalfPrecision);
   });
 }
 

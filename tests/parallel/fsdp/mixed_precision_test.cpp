@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "parallel/device/torch_versions.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
 #include "tests/support/recording_group.h"
@@ -35,7 +36,7 @@ void expect_precision_parity(const PrecisionCase& given) {
     options.mixed_precision.param_dtype = given.param;
     options.mixed_precision.reduce_dtype = given.reduce;
     const auto compute = given.param.value_or(at::kFloat);
-    const auto reduce = given.reduce.value_or(given.in_fp32 ? at::kFloat : compute);
+    const auto reduce = given.reduce.value_or(given.in_fp32 || kReducesInStoredDtype ? at::kFloat : compute);
     const auto dtype_of = [&](size_t i) { return i == given.in_fp32 ? at::kFloat : compute; };
     FormulaImpl master(kSizes, two_layers);  // fp32 weights, like the shards
     Formula unit(kSizes, two_layers);

@@ -1,5 +1,6 @@
 // Parameters of one unit on several meshes: fully_shard's shard_placement_fn.
 
+#include "parallel/collectives/fake_process_group.h"
 #include "parallel/fsdp/detail/fsdp_state.h"
 #include "tests/support/chain.h"
 #include "tests/support/parity.h"
@@ -94,6 +95,43 @@ TEST(ParameterMesh, AWrongOneIsRefusedBeforeAnythingIsSharded) {
     fully_shard(unit, options);
     EXPECT_EQ(fsdp_state(unit)->groups().size(), 1);
   });
+}
+
+TEST(DataParallelMeshDims, NameDimensionsOfALargerMesh) {
+  struct Case {
+    DataParallelMeshDims dims;
+    int64_t rows;  // of 8, on each rank
+    const char* layout;
+  };
+  const std::vector<Case> cases = {{{.shard = {"dp", "cp"}}, 2, "(shard=4)"},
+                                   {{.shard = {"cp"}, .replicate = {"dp"}}, 4, "(replicate=2, shard=2)"},
+                                   {{.replicate = {"dp", "cp"}}, 8, "(replicate=4, shard=1)"},
+                                   {{.shard = {"cp"}}, 4, "(shard=2)"}};
+  for (const auto& given : cases) {
+    run_ranks(4, [&](const ProcessGroupPtr& world) {
+      const auto mesh =
+          std::make_shared<DeviceMesh>(world, std::vector{2, 2, 1}, std::vector<std::string>{"dp", "cp", "tp"});
+      Twins twins({{8, 6}}, linear, {.mesh = mesh, .dp_mesh_dims = given.dims});
+      EXPECT_EQ(reshard_and_view(twins.unit.w[0]).local.size(0), given.rows);
+      EXPECT_EQ(fsdp_state(twins.unit)->groups()[0]->layout().mesh->describe(), given.layout);
+      const at::Tensor x = fixed({4, 6}, 1);
+      twins.plain.forward(x).sum().backward();
+      twins.unit.forward(x).sum().backward();
+      twins.expect_equal_gradients();
+    });
+  }
+}
+
+TEST(DataParallelMeshDims, WrongNamesAreRefused) {
+  const ProcessGroupPtr world = make_fake_group({.rank = 0, .world_size = 4});
+  const auto mesh = std::make_shared<DeviceMesh>(world, std::vector{2, 2}, std::vector<std::string>{"dp", "tp"});
+  const auto refusal = [&](const DataParallelMeshDims& dims) {
+    Formula unit({{8, 6}}, linear);
+    return message_of([&] { fully_shard(unit, {.mesh = mesh, .dp_mesh_dims = dims}); });
+  };
+  contains(refusal({}), "dp_mesh_dims names no dimension of the mesh (dp=2, tp=2)");
+  contains(refusal({.shard = {"dp"}, .replicate = {"dp"}}), "dp_mesh_dims names dimension 'dp' twice");
+  contains(refusal({.shard = {"ep"}}), "has no dimension 'ep'");
 }
 
 }  // namespace

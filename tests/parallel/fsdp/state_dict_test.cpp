@@ -53,6 +53,42 @@ TEST(FullyShardStateClass, test_fully_shard_unsupported_module_cls) {
   });
 }
 
+struct RunsItsList : torch::nn::ModuleListImpl {
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& each : *this) x = each->as<Formula>()->forward(x);
+    return x;
+  }
+};
+struct RunsItsDict : torch::nn::ModuleDictImpl {
+  at::Tensor forward(at::Tensor x) { return (*this)["a"]->as<Formula>()->forward(x); }
+};
+
+template <class Container>
+void expect_sharded_container(Container& container, ProcessGroupPtr world) {
+  const at::Tensor x = fixed({4, 6}, 1);
+  const at::Tensor expected = container.forward(x);
+  fully_shard(container, {.mesh = flat_mesh(world)});
+  EXPECT_TRUE(at::equal(container.forward(x), expected));
+  expect_sharded(container);
+}
+
+TEST(FullyShardInit, test_modulelist_subclass_with_forward) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Hooked<RunsItsList> list;
+    for (const uint64_t seed : {1, 2})
+      list.push_back(std::make_shared<Formula>(Sizes{{6, 6}}, linear, at::kFloat, seed));
+    expect_sharded_container(list, world);
+  });
+}
+
+TEST(FullyShardInit, test_moduledict_subclass_with_forward) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Hooked<RunsItsDict> dict;
+    dict.register_module("a", std::make_shared<Formula>(Sizes{{6, 6}}, linear));
+    expect_sharded_container(dict, world);
+  });
+}
+
 TEST(FullyShardStateClass, test_fully_shard_deepcopy) {
   run_ranks(1, [](const ProcessGroupPtr& world) {
     Formula model({{4, 4}}, linear);

@@ -3,12 +3,19 @@
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/headeronly/version.h>
 
 #include <memory>
 #include <type_traits>
 #include <utility>
 
+// What differs between the versions of LibTorch that megashard compiles with: 2.11 to 2.15.
+
 namespace megashard {
+
+/// True: gradients of a unit without reduce_dtype are reduced in the dtype of the stored parameters, as since torch
+/// 2.15; false: in the dtype in which the unit computes.
+inline constexpr bool kReducesInStoredDtype = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
 
 /// Owning pointer to an autograd node: std::shared_ptr up to torch 2.12, c10::intrusive_ptr from 2.13 on.
 using NodePtr = decltype(torch::autograd::Edge::function);
