@@ -36,8 +36,9 @@ TEST(FullyShardPendingGrad, test_native_accumulation_dtypes) {
     std::optional<at::ScalarType> param, reduce;
     at::ScalarType expected;
   };
-  for (const Case& given : {Case{{}, {}, at::kFloat}, Case{at::kBFloat16, {}, kReducesInStoredDtype ? at::kFloat : at::kBFloat16},
-                            Case{at::kBFloat16, at::kFloat, at::kFloat}, Case{{}, at::kBFloat16, at::kBFloat16}}) {
+  for (const Case& given :
+       {Case{{}, {}, at::kFloat}, Case{at::kBFloat16, {}, kReducesInStoredDtype ? at::kFloat : at::kBFloat16},
+        Case{at::kBFloat16, at::kFloat, at::kFloat}, Case{{}, at::kBFloat16, at::kBFloat16}}) {
     run_ranks(2, [&](const ProcessGroupPtr& world) {
       FullyShardOptions options{.mesh = flat_mesh(world)};
       options.mixed_precision.param_dtype = given.param;
