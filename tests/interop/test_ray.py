@@ -14,6 +14,8 @@ import torch
 import megashard
 from megashard import PROGRAM, ROOT, launch, network, run
 
+pytestmark = pytest.mark.slow  # up to four minutes on two busy cores
+
 RANKS = 2
 STEPS = 30
 TRAINING = (network() + megashard.RUN + " --mock-data --micro-batch-size 1 --global-batch-size 4 --lr 1e-3 "
