@@ -28,9 +28,9 @@ class DeviceMesh {
   const ProcessGroupPtr& group(const std::string& dim_name) const;
   /// The named dimensions in the given order, with this mesh's groups (DeviceMesh["dp", "tp"]). Not collective.
   std::shared_ptr<const DeviceMesh> submesh(const std::vector<std::string>& dim_names) const;
-  /// The named dimensions as one group, in the order of the mesh's ranks (DeviceMesh._flatten); the group of one rank
-  /// if none is named. Made by the first call, which is collective over the ranks of the mesh. Throws for several
-  /// dimensions of a mesh from existing groups, whose ranks outside them are not known.
+  /// One group over the named dimensions, its ranks in the mesh's order (DeviceMesh._flatten); without names the group
+  /// of this rank alone. The first call is collective over the mesh. Throws for several dimensions of a mesh that was
+  /// made from existing groups.
   ProcessGroupPtr flatten(const std::vector<std::string>& dim_names) const;
   const std::vector<std::string>& dim_names() const { return dim_names_; }
   c10::DeviceType device_type() const { return groups_[0]->device_type(); }

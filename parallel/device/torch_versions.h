@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-// What differs between the versions of LibTorch that megashard compiles with: 2.11 to 2.15.
+// Differences between the versions of LibTorch that megashard compiles with, 2.11 to 2.15.
 
 namespace megashard {
 

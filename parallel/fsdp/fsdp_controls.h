@@ -51,8 +51,8 @@ class UnshardHandle {
 UnshardHandle unshard(torch::nn::Module& module, bool async_op = false);
 /// Frees the gathered parameters now.
 void reshard(torch::nn::Module& module);
-/// true: a reshard keeps the memory of unsharded parameters, so that their addresses stay the same (CUDA graphs) and
-/// they can be read between steps. Costs the memory of all of them.
+/// true: a reshard keeps the memory of unsharded parameters, so that their addresses stay the same (for CUDA graphs).
+/// Takes the memory of all of them.
 void set_keep_unsharded_storage(torch::nn::Module& module, bool keep, bool recurse = true);
 
 /// false: backward accumulates unsharded gradients without communication until a backward with true.
@@ -63,13 +63,13 @@ void set_requires_all_reduce(torch::nn::Module& module, bool all_reduce, bool re
 /// step. Root-wide.
 void set_is_last_backward(torch::nn::Module& module, bool last);
 
-/// true: reductions that are due, and their waits, come with finalize_backward, instead of at the end of each backward:
-/// for schedules that reduce gradients in a step of their own. Replaces set_is_last_backward. On the root only; throws
-/// between a backward and its finalize_backward.
+/// true: finalize_backward starts the reductions that are due and waits for all of them; the end of a backward does
+/// not. For schedules that reduce gradients in a step of their own. Overrides set_is_last_backward. On the root only;
+/// throws between a backward and its finalize_backward.
 void set_manual_backward_finalization(torch::nn::Module& root, bool manual);
 
-/// Gradient reduction of finalize_backward(async_op=true), which another forward or finalize_backward of the root, or
-/// of one that shares its comm context, must not precede.
+/// A gradient reduction in flight, of finalize_backward(async_op=true). Until wait() has returned, forward and
+/// finalize_backward throw, on the root and on roots that share its comm context.
 class GradientReductionHandle {
  public:
   explicit GradientReductionHandle(std::function<void()> wait = {}) : wait_(std::move(wait)) {}
@@ -81,13 +81,13 @@ class GradientReductionHandle {
  private:
   std::function<void()> wait_;
 };
-/// Starts the reductions that are due under the current settings and, unless async_op, waits for them. Call after the
-/// step's backwards, which run without gradient sync, with sync on again. No-op before the root's first forward. Throws
-/// without set_manual_backward_finalization.
+/// Starts the reductions that are due and, unless async_op, waits for them. Run the step's backwards without gradient
+/// sync, enable it, then call this. No-op before the root's first forward. Throws without
+/// set_manual_backward_finalization.
 GradientReductionHandle finalize_backward(torch::nn::Module& root, bool async_op = false);
-/// Forgets a forward or backward that an exception ended: discards its collectives and unreduced gradients, of earlier
-/// backwards without gradient sync, too, and reshards. Without it the next forward works as well, but goes on with
-/// those gradients. Throws for a module other than the root.
+/// Discards an iteration that an exception ended: its collectives and all unreduced gradients, those of earlier
+/// backwards without gradient sync included. Reshards. Without this call the next forward works, too, but keeps those
+/// gradients. Throws for a module other than the root.
 void reset_iter_state(torch::nn::Module& root);
 
 /// Unsharded gradients that wait for their reduction (set_requires_gradient_sync), as pairs (parameter, gradient in the
@@ -117,8 +117,8 @@ void set_allocate_memory_from_process_group(torch::nn::Module& module, bool allo
 /// Allocates communication buffers in symmetric memory (GroupMemory::kSymmetric); gradients are summed, then divided,
 /// because NCCL's kernels on it do not average. Not with custom collectives.
 void set_symm_mem_for_comm(torch::nn::Module& module, bool symmetric);
-/// true: the reductions get a process group of their own, so that they and the all-gathers can be on the wire at once,
-/// which one NCCL communicator does not do. Collective over each sharding group, for which it makes one group.
+/// true: reductions run in a process group of their own, so that they overlap with all-gathers, which one NCCL
+/// communicator runs in turn. Makes one group for each sharding group; collective over it.
 void set_separate_reduce_scatter_group(torch::nn::Module& module, bool separate = true, bool recurse = true);
 /// Maximum number of reduce-scatter inputs in flight (default 1): more overlap for more memory, same results. The
 /// largest value set under a root wins. Root-wide.

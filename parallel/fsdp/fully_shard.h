@@ -91,8 +91,8 @@ struct ShardPlacement {
 /// shards of dimension 0 to shards of all dimensions but the last; 1 if there is none.
 int64_t leading_dims_for(at::IntArrayRef sizes, int ranks);
 
-/// Dimensions of a mesh with more than data parallelism in it (DataParallelMeshDims of PyTorch since 2.12). Several
-/// dimensions count as one.
+/// Names the dimensions of a larger mesh over which to shard and to replicate (DataParallelMeshDims of PyTorch 2.12).
+/// Several names form one dimension.
 struct DataParallelMeshDims {
   std::vector<std::string> shard{};      ///< shards over them; empty: parameters are whole on every rank (DDP)
   std::vector<std::string> replicate{};  ///< replicates over them (HSDP)
@@ -101,8 +101,8 @@ struct DataParallelMeshDims {
 struct FullyShardOptions {
   /// 1-D: shards over it; 2-D: replicates over dim 0, shards over dim 1 (HSDP).
   DeviceMeshPtr mesh{};
-  /// Set: uses these dimensions of `mesh`, which may have any number of named ones. The first call with several
-  /// dimensions as one is collective over the ranks of the mesh.
+  /// Set: `mesh` may have any number of named dimensions, of which these are used. The first call is collective over
+  /// the mesh if several of them form one.
   std::optional<DataParallelMeshDims> dp_mesh_dims{};
   ReshardAfterForward reshard_after_forward{};
   MixedPrecisionPolicy mixed_precision{};

@@ -75,9 +75,9 @@ struct CommContext {
   /// if buffers are freed afterwards.
   std::deque<FsdpParamGroup*> all_reducing;
   static constexpr size_t kMaxAllReducing = 4;
-  /// Root whose finalize_backward(async_op=true) has not been waited for, and that call's number.
-  const FsdpContext* finalizing = nullptr;
-  uint64_t finalization = 0;
+  const FsdpContext* finalizing = nullptr;  // root with a finalize_backward(async_op=true) to wait for
+  uint64_t finalization = 0;                // number of the last such call
+  /// Throws if there is such a root; `before` completes the message.
   void check_finalized(const char* before) const;
   /// Removes the group's reductions: they are complete or abandoned.
   void forget(const FsdpParamGroup* group);
