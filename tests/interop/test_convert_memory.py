@@ -54,5 +54,6 @@ def test_memory_is_that_of_one_tensor(tmp_path):
         run("torch_dist_to_dcp", "--load-dir", dist, "--save-dir", tmp_path / f"dcp{kind} again", *assets, *layout,
             kind=kind)
         run("dcp_to_torch_dist", "--load-dir", dcp, "--save-dir", of_dcp, *assets, *layout, kind=kind)
-    most = {name: BUFFERS + weight * (5 if "layout" in name else 3) for name in peaks}
+    plans = MIB  # names, sizes and places of the weights: 0.3 MiB more than those of nothing
+    most = {name: BUFFERS + plans + weight * (5 if "layout" in name else 3) for name in peaks}
     assert all(peak < most[name] for name, peak in peaks.items()), {name: peak // MIB for name, peak in peaks.items()}

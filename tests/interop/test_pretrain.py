@@ -62,11 +62,11 @@ def test_saves_beside_the_training_change_nothing_and_resume_alike(folder, strai
 
 def test_a_save_that_fails_beside_the_training_ends_it_where_one_may_not(folder):
     (folder / "fails" / TRACKER).mkdir(parents=True)  # where the tracker is to be
-    steps, out = pretrain(folder, "--train-iters", "400", "--save", str(folder / "fails"),
-                          "--save-interval", "201", "--async-save", "--max-failed-saves", "1", expect=1)
-    assert "the checkpoint of iteration 201 was not saved: rank 0: cannot rename" in out
+    steps, out = pretrain(folder, "--train-iters", "2000", "--save", str(folder / "fails"),
+                          "--save-interval", "1001", "--async-save", "--max-failed-saves", "1", expect=1)
+    assert "the checkpoint of iteration 1001 was not saved: rank 0: cannot rename" in out
     assert "successfully saved" not in out
-    assert 201 <= len(steps) < 400  # at a next step: no other save is due
+    assert 1001 <= len(steps) < 2000  # at a next step: no other save is due
 
 
 def test_recompute_changes_nothing(folder, straight):
