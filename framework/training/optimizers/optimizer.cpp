@@ -91,8 +91,8 @@ class AdamW final : public UpdateRule {
   }
 
   double eps_;
-  std::array<at::ScalarType, 2> dtypes_;  // of the moments
-  std::vector<AdamWPiece> pieces_;        // of a step; kept for its memory
+  std::array<at::ScalarType, 2> dtypes_;  // dtypes of the two moments
+  std::vector<AdamWPiece> pieces_;        // reused by each step
 };
 
 }  // namespace

@@ -110,7 +110,7 @@ class Optimizer {
   /// Collective. Call it once between backward and step. Where AdamW steps, `.grad` stays as backward
   /// left it: step() multiplies as it reads. Elsewhere so do gradients of another dtype than what is
   /// stepped, which are scaled in fp32, as Megatron's main grads; the others are multiplied here.
-  /// What reads clipped gradients calls clip_grad_norm_ (grad_norm.h) instead.
+  /// A caller that reads clipped gradients calls clip_grad_norm_ (grad_norm.h) instead.
   at::Tensor clip_grad_norm(double max_norm, const at::Tensor& loss_scale = {});
   void zero_grad();
 
