@@ -35,10 +35,10 @@ void set_unshard_in_backward(torch::nn::Module& module, bool unshard);
 /// explicit prefetch overlaps then.
 void set_unshard_async_op(torch::nn::Module& module, bool async_op);
 
-/// An explicit unshard. The module's next forward waits for it in any case.
-class UnshardHandle {
+/// A wait that is due once; later calls do nothing.
+class WaitHandle {
  public:
-  explicit UnshardHandle(std::function<void()> wait = {}) : wait_(std::move(wait)) {}
+  explicit WaitHandle(std::function<void()> wait = {}) : wait_(std::move(wait)) {}
   void wait() {
     if (wait_) std::exchange(wait_, {})();
   }
@@ -46,6 +46,9 @@ class UnshardHandle {
  private:
   std::function<void()> wait_;
 };
+
+/// An explicit unshard. The module's next forward waits for it in any case.
+using UnshardHandle = WaitHandle;
 /// Starts the all-gather now and waits for it, or returns at once if async_op. Forward and backward unshard by
 /// themselves.
 UnshardHandle unshard(torch::nn::Module& module, bool async_op = false);
@@ -69,18 +72,9 @@ void set_is_last_backward(torch::nn::Module& module, bool last);
 void set_manual_backward_finalization(torch::nn::Module& root, bool manual);
 
 /// A gradient reduction in flight, of finalize_backward(async_op=true). Until wait() has returned, forward and
-/// finalize_backward throw, on the root and on roots that share its comm context.
-class GradientReductionHandle {
- public:
-  explicit GradientReductionHandle(std::function<void()> wait = {}) : wait_(std::move(wait)) {}
-  /// Gradients may be used afterwards. Throws if reset_iter_state discarded the reduction. No-op the second time.
-  void wait() {
-    if (wait_) std::exchange(wait_, {})();
-  }
-
- private:
-  std::function<void()> wait_;
-};
+/// finalize_backward throw, on the root and on roots that share its comm context; then gradients may be used. wait()
+/// throws if reset_iter_state discarded the reduction.
+using GradientReductionHandle = WaitHandle;
 /// Starts the reductions that are due and, unless async_op, waits for them. Run the step's backwards without gradient
 /// sync, enable it, then call this. No-op before the root's first forward. Throws without
 /// set_manual_backward_finalization.
