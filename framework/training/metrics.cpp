@@ -17,6 +17,7 @@ using Flags = LoggingArguments;
 
 Result shown_if(bool asked_for, double value) { return asked_for ? Result(value) : Result(); }
 double number(int64_t count) { return static_cast<double>(count); }
+double step_tflops(Report r) { return tflops_per_device(r.flops - r.step.saved_flops, r.seconds, r.world_size); }
 
 double mean_loss(const StepInterval& interval) {
   if (interval.losses > 0) return interval.loss_sum / number(interval.losses);
@@ -47,7 +48,7 @@ constexpr Metric kMetrics[] = {
     {.key = "mfu",
      .value = [](Report r) -> Result {
        if (!r.peak_tflops) return {};
-       return tflops_per_device(r.flops - r.step.saved_flops, r.seconds, r.world_size) / *r.peak_tflops;
+       return step_tflops(r) / *r.peak_tflops;
      }},
     {.key = "peak_memory_bytes",  // resident on a CPU, the allocator's on a GPU
      .is_whole = true,
@@ -146,9 +147,7 @@ constexpr Metric kMetrics[] = {
     {.tag = "throughput",
      .flag = &Flags::log_timers_to_tensorboard,
      .further_flag = &Flags::log_throughput,
-     .value = [](Report r) -> Result {
-       return tflops_per_device(r.flops - r.step.saved_flops, r.seconds, r.world_size);
-     }},
+     .value = [](Report r) -> Result { return step_tflops(r); }},
     {.tag = "mem-max-allocated-bytes",
      .flag = &Flags::log_memory_to_tensorboard,
      .value = [](Report r) -> Result { return measured(r, "peak_memory_bytes"); }},

@@ -35,7 +35,7 @@ struct StepInterval {
   int64_t losses = 0;                  ///< number of these steps
   std::vector<double> further_sums{};  ///< of these steps
   double tokens_per_sample = 0;        ///< summed over the steps
-  double saved_flops = 0;              ///< of all steps
+  double saved_flops = 0;              ///< summed over the steps
   int64_t steps = 0;
   int64_t samples = 0;
   int64_t skipped_steps = 0;
@@ -55,7 +55,7 @@ struct StepReport {
   double seconds = 0;
   double lr = 0;       ///< used in this step
   double next_lr = 0;  ///< after the scheduler's step
-  double flops = 0;    ///< of the global batch, if each sample was one document
+  double flops = 0;    ///< FLOPs of the global batch if each sample were one document
   std::optional<double> peak_tflops{};
   std::vector<std::string> metric_names{"lm loss"};  ///< TrainStep's; the first one is the loss
   StepSummary step{};

@@ -32,10 +32,10 @@ class Rank:
 
     def train(self, flags, variables):
         """The exit code. Ray shows the rank's output at the driver."""
-        import megashard
+        from megashard.program import program, variables as environment
 
         libc = ctypes.CDLL(None)
-        return subprocess.run([megashard.program(), "pretrain", *flags], env={**os.environ, **variables},
+        return subprocess.run([program(), "pretrain", *flags], env=environment(variables),
                               preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)).returncode
 
 

@@ -4,8 +4,8 @@
 
 #include "models/kernels/cpu_kernels.h"
 
-/// RMSNorm over each head followed by the rotary embedding, in one pass over memory; rounding and conventions are those
-/// of rms_norm and rotate in cpu_kernels.h, applied in turn.
+/// RMSNorm over each head followed by the rotary embedding, in one pass over memory. Rounds as rms_norm and then rotate
+/// in cpu_kernels.h.
 namespace megashard::kernels {
 
 constexpr int64_t kWidestHead = 256;

@@ -9,8 +9,8 @@
 
 namespace megashard {
 
-/// A rule by which each element of a parameter changes on its own, in one fused kernel for many parameters. Gradients
-/// of another dtype than what is stepped are cast bucket by bucket, so that few of the casts live at a time.
+/// A rule by which each element of a parameter changes on its own, in one fused kernel for many parameters. Casts
+/// gradients to the stepped dtype bucket by bucket, so that few casts live at a time.
 class ElementwiseRule : public UpdateRule {
  public:
   void step(const std::vector<const SteppedParameter*>& parameters, const ParamGroup& group,

@@ -117,7 +117,7 @@ class Optimizer {
   void set_lr(double lr);                      ///< times each group's lr_mult
   void set_weight_decay(double weight_decay);  ///< times each group's wd_mult
   const std::vector<ParamGroup>& param_groups() const { return param_groups_; }
-  /// What PyTorch and Megatron keep of a group.
+  /// The group's entry in a checkpoint of PyTorch or Megatron.
   Dict describe(const ParamGroup& group) const;
   /// Stepped parameters without duplicates, in the order of the model.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
@@ -139,7 +139,7 @@ class Optimizer {
   std::vector<SteppedParameter> stepped_;
   std::vector<at::Tensor> parameters_;
   int64_t cast_elements_;
-  std::optional<at::Tensor> factor_;  // of gradients that step() casts, or all of a rule's
+  std::optional<at::Tensor> factor_;  // multiplies gradients that step() casts, or all gradients of a rule
 };
 
 inline std::unique_ptr<Optimizer> make_optimizer(const NamedTensors& named_parameters,
