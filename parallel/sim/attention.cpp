@@ -1,5 +1,6 @@
 // Attention operators of CUDA, computed by the CPU's flash attention.
 
+#include <ATen/core/stack.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
@@ -110,12 +111,16 @@ struct Documents {
   int64_t window;  // 0: none
 };
 
-/// LibTorch's CPU lacks this operator; only simulated-device tensors reach it, in order.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_of_documents(
-    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& ends,
-    const std::optional<Tensor>& /*key_ends*/, int64_t, int64_t, double dropout, bool /*causal*/, bool /*debug*/,
-    std::optional<double> scale, std::optional<int64_t> before, std::optional<int64_t> /*behind*/,
-    const std::optional<Tensor>&, const std::optional<Tensor>&) {
+/// aten::_flash_attention_forward, which LibTorch's CPU lacks; only simulated-device tensors reach it, in order. Boxed,
+/// because later versions append arguments.
+void flash_of_documents(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  const auto arguments = torch::jit::last(*stack, count);
+  const Tensor query = arguments[0].toTensor(), key = arguments[1].toTensor(), value = arguments[2].toTensor();
+  const auto ends = arguments[3].toOptional<Tensor>();
+  const double dropout = arguments[7].toDouble();
+  const auto scale = arguments[10].toOptional<double>();
+  const auto before = arguments[11].toOptional<int64_t>();
   TORCH_CHECK(dropout == 0, "the simulated device has no flash attention of documents with dropout");
   const Documents documents(query, ends, before);
   const Tensor out = at::empty(query.sizes(), query.options());
@@ -131,7 +136,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_of_documents(
     document.lse_of(lse).copy_(lse_of_part);
   }
   const auto nothing = [&] { return at::empty({0}, query.options()); };
-  return {out, lse, nothing(), nothing(), nothing()};
+  torch::jit::drop(*stack, count);
+  torch::jit::push(*stack, out, lse, nothing(), nothing(), nothing());
 }
 
 std::tuple<Tensor, Tensor, Tensor> flash_of_documents_backward(
@@ -170,6 +176,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, CPU, m) {
-  m.impl("_flash_attention_forward", &megashard::sim::flash_of_documents);
+  m.impl("_flash_attention_forward", torch::CppFunction::makeFromBoxedFunction<&megashard::sim::flash_of_documents>());
   m.impl("_flash_attention_backward", &megashard::sim::flash_of_documents_backward);
 }
