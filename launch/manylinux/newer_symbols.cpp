@@ -14,7 +14,7 @@ extern "C" {
 
 char __libc_single_threaded = 0;  // 2.32: libstdc++ counts references without atomic instructions if it is set
 
-// 2.33: the inline functions of older headers, which named the version of the struct.
+// 2.33. Older headers had inline functions that call these, with the version of the struct.
 int __xstat64(int version, const char* path, struct stat64* status);
 int __lxstat64(int version, const char* path, struct stat64* status);
 int __fxstat64(int version, int file, struct stat64* status);
@@ -52,21 +52,31 @@ struct mallinfo2 mallinfo2() noexcept {
   return {.hblkhd = static_cast<unsigned>(heaps.hblkhd), .uordblks = static_cast<unsigned>(heaps.uordblks)};
 }
 
-// Inline since g++ 11.
-void copy_exception_ptr(void* copy, const void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptrC1ERKS0_");
-void destroy_exception_ptr(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptrD1Ev");
-
 }  // extern "C"
+
+namespace {
+
+/// A function that was in libstdc++ before the header of g++ 11 had it: by its version, because the files of the wheel
+/// may have their own copy of the header's.
+template <class Function>
+Function* of_libstdcxx(const char* name) {
+  return reinterpret_cast<Function*>(dlvsym(RTLD_DEFAULT, name, "CXXABI_1.3.3"));
+}
+
+}  // namespace
 
 namespace std {
 
 void __exception_ptr::exception_ptr::_M_addref() noexcept {
+  static auto* const construct =
+      of_libstdcxx<void(void*, const void*)>("_ZNSt15__exception_ptr13exception_ptrC1ERKS0_");
   void* copy;  // which nothing destroys
-  copy_exception_ptr(&copy, this);
+  construct(&copy, this);
 }
 
 void __exception_ptr::exception_ptr::_M_release() noexcept {
-  destroy_exception_ptr(this);
+  static auto* const destroy = of_libstdcxx<void(void*)>("_ZNSt15__exception_ptr13exception_ptrD1Ev");
+  destroy(this);
   _M_exception_object = nullptr;
 }
 

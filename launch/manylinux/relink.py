@@ -8,6 +8,7 @@ import functools
 import hashlib
 import io
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -25,6 +26,10 @@ LINK = ("-Wl,--push-state,--no-as-needed,-l:libpthread.so.0,-l:libdl.so.2,--pop-
 YAML_VERSION, YAML_SONAME = "0.7.0", "libyaml-cpp.so.0.7"
 YAML_SOURCE = "http://deb.debian.org/debian/pool/main/y/yaml-cpp/yaml-cpp_0.7.0+dfsg.orig.tar.xz"
 YAML_SHA256 = "dc63708605404e0b963e0ca3a9619d1c8270eda2839603e6fa0384e5e51e5312"
+
+
+class CannotLink(Exception):
+    """A sentence for the user."""
 
 
 def symbols_of(run, library):
@@ -84,25 +89,30 @@ def check_names(run, made, newer):
     """A module may leave names to the libraries that load it: none of them may be newer than the stubs."""
     names = {line.split()[-1] for line in run("nm", "-D", "--undefined-only", made).splitlines()} & newer
     if names:
-        raise LookupError(f"{made.name} needs {', '.join(sorted(names))}, which manylinux_2_28 lacks: "
-                          "add it to launch/manylinux/newer_symbols.cpp")
+        raise CannotLink(f"{made.name} needs {', '.join(sorted(names))}, which manylinux_2_28 lacks: "
+                         "add it to launch/manylinux/newer_symbols.cpp")
 
 
 def build_yaml(run, cxx, libraries, folder):
     """yaml-cpp from its source, into `folder`."""
     installed = run("pkg-config", "--modversion", "yaml-cpp").strip()
     if installed != YAML_VERSION:
-        raise LookupError(f"the build uses yaml-cpp {installed}, and launch/manylinux/relink.py has the source of "
-                          f"{YAML_VERSION}: make the wheel on Debian 12, or give relink.py that source")
-    with urllib.request.urlopen(YAML_SOURCE, timeout=60) as answer:
-        packed = answer.read()
+        raise CannotLink(f"the build uses yaml-cpp {installed}, and launch/manylinux/relink.py has the source of "
+                         f"{YAML_VERSION}: make the wheel on Debian 12, or give relink.py that source")
+    try:
+        with urllib.request.urlopen(YAML_SOURCE, timeout=60) as answer:
+            packed = answer.read()
+    except OSError as error:
+        raise CannotLink(f"{YAML_SOURCE} cannot be downloaded: {error}") from None
     if hashlib.sha256(packed).hexdigest() != YAML_SHA256:
-        raise LookupError(f"{YAML_SOURCE} is not the file that launch/manylinux/relink.py expects")
+        raise CannotLink(f"{YAML_SOURCE} is not the file that launch/manylinux/relink.py expects")
     with tarfile.open(fileobj=io.BytesIO(packed)) as files:
         files.extractall(libraries)
     source, = libraries.glob("yaml-cpp-*")
+    made = folder / f"{YAML_SONAME}.{os.getpid()}"
     cxx("-std=c++11", "-O2", "-fPIC", "-shared", f"-I{source}/include", *source.glob("src/**/*.cpp"),
-        f"-L{libraries}", *LINK, f"-Wl,-soname,{YAML_SONAME}", "-o", folder / YAML_SONAME)
+        f"-L{libraries}", *LINK, f"-Wl,-soname,{YAML_SONAME}", "-o", made)
+    made.rename(folder / YAML_SONAME)  # whole, or not there
 
 
 def relink(run, build, scratch, made, yaml):

@@ -97,6 +97,58 @@ def test_libraries_are_found_beside_the_package(site):
         assert re.search(rf"{name}\S* => {site}/\S*{place}/", found), name
 
 
+NEWER = r"""
+#include <malloc.h>
+#include <sys/stat.h>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+struct Counted {
+  static inline int alive = 0;
+  Counted() { ++alive; }
+  Counted(const Counted&) { ++alive; }
+  ~Counted() { --alive; }
+};
+int main() {
+  std::mutex mutex;
+  std::condition_variable never;
+  std::unique_lock lock(mutex);
+  const auto start = std::chrono::steady_clock::now();
+  if (never.wait_for(lock, std::chrono::milliseconds(30)) != std::cv_status::timeout) return 1;
+  const auto waited = std::chrono::steady_clock::now() - start;
+  if (waited < std::chrono::milliseconds(30) || waited > std::chrono::seconds(10)) return 2;
+
+  {
+    std::exception_ptr copy, first = std::make_exception_ptr(Counted());
+    for (int i = 0; i < 3; ++i) copy = first, first = nullptr, first = copy;
+    if (Counted::alive != 1) return 3;
+  }
+  std::runtime_error error("text"), moved(std::move(error));
+  if (Counted::alive != 0 || std::strcmp(moved.what(), "text")) return 4;
+  struct stat64 status, link, file;
+  if (stat64("link", &status) || lstat64("link", &link) || stat64("file", &file)) return 5;
+  if (status.st_ino != file.st_ino || link.st_ino == file.st_ino || file.st_size != 5) return 6;
+  const auto before = mallinfo2().uordblks + mallinfo2().hblkhd;
+  void* block = std::malloc(5'000'000);
+  return mallinfo2().uordblks + mallinfo2().hblkhd < before + 5'000'000 || !block ? 7 : 0;
+}
+"""
+
+
+def test_what_old_libraries_lack(tmp_path):
+    (tmp_path / "main.cpp").write_text(NEWER)
+    (tmp_path / "file").write_text("12345")
+    (tmp_path / "link").symlink_to("file")
+    newer = ROOT / "launch" / "manylinux" / "newer_symbols.cpp"
+    run("g++", "-std=c++20", "-c", "main.cpp", newer, cwd=tmp_path)
+    run("ar", "rcs", "newer.a", "newer_symbols.o", cwd=tmp_path)
+    run("g++", "main.o", "newer.a", "-Wl,--exclude-libs,newer.a", "-o", "main", cwd=tmp_path)
+    assert "mallinfo2" not in run("nm", "-D", "--undefined-only", tmp_path / "main").stdout
+    run(tmp_path / "main", cwd=tmp_path)
+
+
 def test_the_first_run(site, folder):
     (folder / "text.txt").write_text("The statement of a name is a name.\n\n" * 400)
     out = command(site, "megashard", "quickstart", "--text", "text.txt", "--steps", "40", "--output", "first")
