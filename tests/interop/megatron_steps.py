@@ -262,12 +262,20 @@ def without_gpu():
     torch.cuda.current_device = lambda: "cpu"
 
 
+def without_strides():
+    """megatron-core 0.16.1 gives torch.empty all properties that a checkpoint's metadata has of a tensor: newer
+    versions of torch have strides among them, which torch.empty does not take."""
+    empty = torch.empty
+    torch.empty = lambda *sizes, strides=None, **options: empty(*sizes, **options)
+
+
 def megatron(folder):
     import multiprocessing
     import queue
 
     torch.set_num_threads(1)
     without_gpu()
+    without_strides()
     from megatron.core import dist_checkpointing  # noqa: F401: the long import
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 

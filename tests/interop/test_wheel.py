@@ -20,12 +20,13 @@ from megashard import BUILD, PROGRAM, ROOT, USAGE, environment, losses, network,
 
 MINOR = ".".join(torch.__version__.split(".")[:2])
 PIP = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--disable-pip-version-check"]
+TAG = "py3-none-manylinux_2_28_x86_64"  # as torch's own wheel
 BESIDE = os.path.dirname(os.path.dirname(torch.__file__))
 
 
 @pytest.fixture(scope="module")
 def wheel(folder):
-    run(ROOT / "launch" / "package", "--build", BUILD, "--output", folder / "dist", timeout=300)
+    run(ROOT / "launch" / "package", "--build", BUILD, "--output", folder / "dist", timeout=600)
     made, = (folder / "dist").iterdir()
     return made
 
@@ -50,15 +51,13 @@ def command(site, name, *words, cwd=None, expect=0, **variables):
 
 def test_name_metadata_and_record(wheel):
     version = re.search(r"version: '(.*)'", (ROOT / "meson.build").read_text())[1]
-    tag = re.fullmatch(rf"megashard-{re.escape(version)}\+torch{re.escape(MINOR)}-(py3-none-manylinux_2_\d\d_x86_64)"
-                       r"\.whl", wheel.name)
-    assert tag, wheel.name
+    assert wheel.name == f"megashard-{version}+torch{MINOR}-{TAG}.whl"
     with zipfile.ZipFile(wheel) as files:
         about = f"megashard-{version}+torch{MINOR}.dist-info"
         metadata = files.read(f"{about}/METADATA").decode()
         assert f"\nRequires-Dist: torch=={MINOR}.*\nRequires-Dist: numpy\n" in metadata
         assert "Requires-Dist: tokenizers>=" in metadata and 'extra == "preprocess"' in metadata
-        assert f"Tag: {tag[1]}\n" in files.read(f"{about}/WHEEL").decode()
+        assert f"Tag: {TAG}\n" in files.read(f"{about}/WHEEL").decode()
         rows = list(csv.reader(io.StringIO(files.read(f"{about}/RECORD").decode())))
         assert {row[0] for row in rows} == {name for name in files.namelist() if not name.endswith("/")}
         for name, digest, size in rows:
@@ -96,6 +95,58 @@ def test_libraries_are_found_beside_the_package(site):
     for name, place in (("libtorch_cpu.so", "torch/lib"), ("libgomp.so.1", "torch/lib"),
                         ("libyaml-cpp", "megashard.libs"), ("libdeflate", "megashard.libs")):
         assert re.search(rf"{name}\S* => {site}/\S*{place}/", found), name
+
+
+NEWER = r"""
+#include <malloc.h>
+#include <sys/stat.h>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+struct Counted {
+  static inline int alive = 0;
+  Counted() { ++alive; }
+  Counted(const Counted&) { ++alive; }
+  ~Counted() { --alive; }
+};
+int main() {
+  std::mutex mutex;
+  std::condition_variable never;
+  std::unique_lock lock(mutex);
+  const auto start = std::chrono::steady_clock::now();
+  if (never.wait_for(lock, std::chrono::milliseconds(30)) != std::cv_status::timeout) return 1;
+  const auto waited = std::chrono::steady_clock::now() - start;
+  if (waited < std::chrono::milliseconds(30) || waited > std::chrono::seconds(10)) return 2;
+
+  {
+    std::exception_ptr copy, first = std::make_exception_ptr(Counted());
+    for (int i = 0; i < 3; ++i) copy = first, first = nullptr, first = copy;
+    if (Counted::alive != 1) return 3;
+  }
+  std::runtime_error error("text"), moved(std::move(error));
+  if (Counted::alive != 0 || std::strcmp(moved.what(), "text")) return 4;
+  struct stat64 status, link, file;
+  if (stat64("link", &status) || lstat64("link", &link) || stat64("file", &file)) return 5;
+  if (status.st_ino != file.st_ino || link.st_ino == file.st_ino || file.st_size != 5) return 6;
+  const auto before = mallinfo2().uordblks + mallinfo2().hblkhd;
+  void* block = std::malloc(5'000'000);
+  return mallinfo2().uordblks + mallinfo2().hblkhd < before + 5'000'000 || !block ? 7 : 0;
+}
+"""
+
+
+def test_what_old_libraries_lack(tmp_path):
+    (tmp_path / "main.cpp").write_text(NEWER)
+    (tmp_path / "file").write_text("12345")
+    (tmp_path / "link").symlink_to("file")
+    newer = ROOT / "launch" / "manylinux" / "newer_symbols.cpp"
+    run("g++", "-std=c++20", "-c", "main.cpp", newer, cwd=tmp_path)
+    run("ar", "rcs", "newer.a", "newer_symbols.o", cwd=tmp_path)
+    run("g++", "main.o", "newer.a", "-Wl,--exclude-libs,newer.a", "-o", "main", cwd=tmp_path)
+    assert "mallinfo2" not in run("nm", "-D", "--undefined-only", tmp_path / "main").stdout
+    run(tmp_path / "main", cwd=tmp_path)
 
 
 def test_the_first_run(site, folder):
