@@ -77,7 +77,7 @@ void set_manual_backward_finalization(torch::nn::Module& root, bool manual);
 using GradientReductionHandle = WaitHandle;
 /// Starts the reductions that are due and, unless async_op, waits for them. Run the step's backwards without gradient
 /// sync, enable it, then call this. No-op before the root's first forward. Throws without
-/// set_manual_backward_finalization.
+/// set_manual_backward_finalization, and with async_op while another root that shares the comm context has work.
 GradientReductionHandle finalize_backward(torch::nn::Module& root, bool async_op = false);
 /// Discards an iteration that an exception ended: its collectives and all unreduced gradients, those of earlier
 /// backwards without gradient sync included. Reshards. Without this call the next forward works, too, but keeps those

@@ -63,7 +63,8 @@ bool is_around(const FsdpParam& param, std::span<Module* const> modules) {
   return false;
 }
 
-void check_parameter(const std::string& name, const at::Tensor& parameter, std::span<Module* const> modules) {
+void check_parameter(const std::string& name, const at::Tensor& parameter, std::span<Module* const> modules,
+                     const MixedPrecisionPolicy& policy) {
   if (const auto* owner = find_fsdp_param(parameter)) {
     TORCH_CHECK_VALUE(!is_around(*owner, modules), "parameter '", name, "' is '", owner->name(),
                       "' of a module around this one, which fully_shard took before: call it on inner modules first, "
@@ -87,6 +88,9 @@ void check_parameter(const std::string& name, const at::Tensor& parameter, std::
   TORCH_CHECK_VALUE(
       !parameter.grad().defined(), "parameter '", name,
       "' has a gradient already: call fully_shard before the first backward, and make the optimizer afterwards");
+  TORCH_CHECK_VALUE(parameter.grad_dtype() || policy.grad_dtype || policy.reduce_dtype, "parameter '", name,
+                    "' takes gradients of any dtype (set_grad_dtype without one), so a rank that does not use it "
+                    "cannot tell theirs: set MixedPrecisionPolicy.reduce_dtype, which its gradients then have");
 }
 
 /// Moves a buffer to the mesh's device and casts it to buffer_dtype if set.
@@ -207,7 +211,8 @@ void fully_shard(std::span<Module* const> modules, const FullyShardOptions& give
                       seam_of(*modules[i]).class_name());
     collect(modules.size() == 1 ? "" : std::to_string(i), *modules[i], options, visited, seen, managed);
   }
-  for (const auto& [name, parameter] : managed.parameters) check_parameter(name, parameter, modules);
+  for (const auto& [name, parameter] : managed.parameters)
+    check_parameter(name, parameter, modules, options.mixed_precision);
   const auto parts = split_by_mesh(managed.parameters, options);  // throws before anything changes
 
   const auto state = std::make_shared<FsdpState>(std::vector<Module*>(modules.begin(), modules.end()),

@@ -26,9 +26,9 @@ struct MixedPrecisionPolicy {
   std::optional<at::ScalarType> reduce_dtype{};
   std::optional<at::ScalarType> output_dtype{};  ///< forward casts floating outputs to it
   bool cast_forward_inputs = true;               ///< forward casts floating inputs to param_dtype
-  /// dtype of gradients before and after the reduction: a gradient that backward computes in this dtype is not cast to
-  /// param_dtype. Unset: a parameter's own (Tensor::set_grad_dtype before fully_shard), else param_dtype before, the
-  /// stored dtype after. Ours.
+  /// dtype of gradients before and after the reduction: gradients that backward computes in this dtype or, if wider, in
+  /// reduce_dtype are not cast. Unset: a parameter's own (Tensor::set_grad_dtype before fully_shard; without a dtype:
+  /// reduce_dtype), else param_dtype before, the stored dtype after. Ours.
   std::optional<at::ScalarType> grad_dtype{};
   /// fully_shard casts floating buffers to it, running statistics (running_mean, running_var) too, which lose small
   /// updates in 16 bits. Unset: buffers are never cast, as in FSDP2. As in FSDP1's MixedPrecision.

@@ -173,11 +173,21 @@ void FsdpContext::set_manual_finalization(bool manual) {
   manual_finalization = manual;
 }
 
+/// True if a root that shares the comm context has reductions in flight or a backward to come.
+bool FsdpContext::another_root_works() const {
+  return std::ranges::any_of(comm->roots, [this](const FsdpContext* root) {
+    return root != this && !root->post_forward_order.empty();  // empty after the end of a backward that waits
+  });
+}
+
 GradientReductionHandle FsdpContext::finalize_backward(bool async_op) {
   comm->check_finalized("the next finalize_backward");
   TORCH_CHECK(manual_finalization, "finalize_backward needs set_manual_backward_finalization(root, true) before "
                                    "the step's forward: without it each backward ends by itself");
   TORCH_CHECK(idle(), "finalize_backward was called inside a forward or backward: call it after the step's backwards");
+  TORCH_CHECK(!async_op || !another_root_works(),
+              "finalize_backward(async_op=true) cannot overlap the work of another root, which shares the comm "
+              "context: finish that root's backward first, or leave out async_op");
   for (auto* state : states) state->finish_missed_backward(/*reduces=*/true);
   for (auto* state : states) state->end_backward();
   finalization_due_ = false;

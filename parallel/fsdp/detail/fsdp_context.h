@@ -77,6 +77,7 @@ struct CommContext {
   static constexpr size_t kMaxAllReducing = 4;
   const FsdpContext* finalizing = nullptr;  // root with a finalize_backward(async_op=true) to wait for
   uint64_t finalization = 0;                // number of the last such call
+  std::vector<const FsdpContext*> roots;    // that share it
   /// Throws if there is such a root; `before` completes the message.
   void check_finalized(const char* before) const;
   /// Removes the group's reductions: they are complete or abandoned.
@@ -108,7 +109,10 @@ struct CommContext {
 /// backward. Used by one thread at a time: forward's thread, or the autograd thread of backward.
 class FsdpContext : public std::enable_shared_from_this<FsdpContext> {
  public:
-  explicit FsdpContext(std::shared_ptr<CommContext> shared) : comm(std::move(shared)) {}
+  explicit FsdpContext(std::shared_ptr<CommContext> shared) : comm(std::move(shared)) { comm->roots.push_back(this); }
+  ~FsdpContext() { std::erase(comm->roots, this); }
+  FsdpContext(const FsdpContext&) = delete;
+  FsdpContext& operator=(const FsdpContext&) = delete;
   bool idle() const { return forward_depth == 0 && !backward_running; }
   const CommStreams& streams() const { return comm->streams; }
 
@@ -147,6 +151,7 @@ class FsdpContext : public std::enable_shared_from_this<FsdpContext> {
 
  private:
   struct BackwardEnd;
+  bool another_root_works() const;
   void restore_outside_forward();
   void finish_backward();
   void wait_for_gradients();

@@ -48,6 +48,19 @@ ShardGeometry geometry_of(const at::Tensor& parameter, const std::string& name, 
   return {sizes, dim, ranks};
 }
 
+/// True after Tensor::set_grad_dtype, even with the tensor's own dtype or none.
+bool sets_grad_dtype(const at::Tensor& parameter) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(parameter);
+  return meta != nullptr && (meta->grad_dtype_ || meta->allow_grad_dtype_mismatch_);
+}
+
+/// True if gradients are reduced in a wider dtype than they are kept in, so that backward must not round them to that.
+bool reduces_wider(const MixedPrecisionPolicy& policy, at::ScalarType stored) {
+  return at::isFloatingType(stored) && policy.grad_dtype && policy.reduce_dtype &&
+         policy.grad_dtype != policy.reduce_dtype &&
+         c10::promoteTypes(*policy.grad_dtype, *policy.reduce_dtype) == *policy.reduce_dtype;
+}
+
 size_t unsharded_bytes(const FsdpParam* param) { return param->unsharded().tensor().nbytes(); }
 
 /// End of the run of `set` from `first` on that can be adjacent. Null entries belong to another unit.
@@ -110,8 +123,10 @@ FsdpParam::FsdpParam(at::Tensor parameter, std::string name, const ShardLayout& 
       rank_(layout.shard_group->rank()) {
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
-  const auto given_grad_dtype = parameter_.grad_dtype();  // by Tensor::set_grad_dtype
-  if (!policy_.grad_dtype && given_grad_dtype != parameter_.scalar_type()) policy_.grad_dtype = given_grad_dtype;
+  if (!policy_.grad_dtype && sets_grad_dtype(parameter_)) {
+    const auto given = parameter_.grad_dtype();
+    policy_.grad_dtype = given ? given : policy_.reduce_dtype;
+  }
   if (options.param_dtype_override_fn) dtype_override_ = options.param_dtype_override_fn(parameter_);
   if (!tensor_parallel_.empty()) joint_mesh_ = joint_mesh(layout_.mesh, tensor_parallel_);
   const auto placement = options.shard_placement_fn ? options.shard_placement_fn(parameter_) : ShardPlacement{};
@@ -201,7 +216,7 @@ void FsdpParam::init_unsharded(std::optional<at::ScalarType> param_dtype) {
 
 /// The policy sets the gradient dtype: a dtype set by the user after fully_shard would not reach the reduction.
 void FsdpParam::check_grad_dtype() const {
-  if (!parameter_.requires_grad() || !at::isFloatingType(parameter_.scalar_type())) return;
+  if (sharded_grad_is_aside_ || !parameter_.requires_grad() || !at::isFloatingType(parameter_.scalar_type())) return;
   const auto expected = policy_.grad_dtype.value_or(parameter_.scalar_type());
   const auto actual = parameter_.grad_dtype();
   TORCH_CHECK(actual == expected, "parameter '", name(), "' was given gradients in ",
@@ -302,12 +317,14 @@ void FsdpParam::set_aside_sharded_grad() {
   sharded_grad_is_aside_ = true;
   sharded_grad_ = parameter_.grad();
   parameter_.mutable_grad() = at::Tensor();
+  if (reduces_wider(policy_, stored_dtype())) parameter_.set_grad_dtype(std::nullopt);
 }
 
 at::Tensor FsdpParam::take_unsharded_grad() {
   if (!sharded_grad_is_aside_) return {};
   sharded_grad_is_aside_ = false;
   at::Tensor gradient = std::move(parameter_.mutable_grad());
+  if (reduces_wider(policy_, stored_dtype())) parameter_.set_grad_dtype(policy_.grad_dtype);
   parameter_.mutable_grad() = std::move(sharded_grad_);
   sharded_grad_ = at::Tensor();
   return gradient;

@@ -275,8 +275,10 @@ void FsdpState::prefetch_backward() {
 }
 
 void FsdpState::post_backward(bool may_reduce) {
-  training_state_ = TrainingState::kPostBackward;
-  if (groups_.empty()) return;
+  if (groups_.empty()) {
+    training_state_ = TrainingState::kPostBackward;
+    return;
+  }
   context_->note("post_backward", name_);
   for (const auto& group : groups_) {
     if (group->reshards_after_backward() || group->sharded_state() == ShardedState::kSizesOnly) group->reshard();
@@ -287,6 +289,7 @@ void FsdpState::post_backward(bool may_reduce) {
   CommContext& comm = *context_->comm;
   const size_t max_reducing = std::max(comm.max_reducing, groups_.size());  // groups of one unit may overlap
   while (comm.reducing.size() + groups_.size() > max_reducing) comm.reducing.front()->wait_for_reduce_scatter();
+  training_state_ = TrainingState::kPostBackward;  // not if that threw: finalize_backward can be called again
   for (const auto& group : groups_) {
     if (may_reduce && group->reduce_grads) {
       group->reduce();

@@ -120,6 +120,45 @@ class NotingAllGather final : public AllGather {
   int runs = 0;
 };
 
+/// In backward, all-gathers start while the reduce-scatter of an earlier unit is in flight, whether or not that has a
+/// communicator of its own. overlap_test.cpp measures times.
+TEST(FullyShardOverlap, test_fully_shard_backward_comm_overlap) {
+  /// Notes how many reduce-scatters are in flight.
+  class OverlappingAllGather final : public AllGather {
+   public:
+    explicit OverlappingAllGather(std::shared_ptr<NotingReduceScatter> given) : scatter(std::move(given)) {}
+    at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) override {
+      return at::empty({numel}, at::TensorOptions(dtype).device(device));
+    }
+    Work run(at::Tensor output, at::Tensor input, ProcessGroup& group) override {
+      in_flight.push_back(scatter->in_flight);
+      return group.all_gather_into(output, input);
+    }
+    std::shared_ptr<NotingReduceScatter> scatter;
+    std::vector<int> in_flight;
+  };
+  for (const bool separate : {false, true}) {
+    run_ranks(2, [=](const ProcessGroupPtr& world) {
+      const auto scatter = std::make_shared<NotingReduceScatter>();
+      const auto gather = std::make_shared<OverlappingAllGather>(scatter);
+      Chain plain(5), chain(5);
+      chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
+      if (separate) set_separate_reduce_scatter_group(chain.root);
+      for (auto& unit : chain.units) {
+        set_custom_all_gather(*unit, gather);
+        set_custom_reduce_scatter(*unit, scatter);
+      }
+      plain.forward().backward();
+      const at::Tensor loss = chain.forward();
+      gather->in_flight.clear();
+      loss.backward();
+      // The root's backward gathers the last unit and the one before it, before any reduction of theirs.
+      EXPECT_EQ(gather->in_flight, (std::vector<int>{0, 0, 1, 1, 1}));
+      expect_gradients_of(plain.root, chain.root);
+    });
+  }
+}
+
 TEST(FullyShardComm, test_fully_shard_force_sum_reduce_scatter) {
   for (const bool force : {false, true}) {
     run_ranks(2, [=](const ProcessGroupPtr& world) {

@@ -223,6 +223,54 @@ TEST(FullyShardExtensions, test_all_gather_extension_hsdp_mesh) {
   });
 }
 
+/// Sends its rows as they are, and watches the gathered buffer.
+class Watching final : public AllGatherExtension {
+ public:
+  std::vector<Payload> payloads(const GatherShape& shape) override {
+    return {{at::kFloat, c10::multiply_integers(shape.chunk_sizes)}};
+  }
+  void pack(const GatherShape&, const at::Tensor& rows, at::ArrayRef<at::Tensor> payloads) override {
+    payloads[0].copy_(rows.reshape({-1}));
+  }
+  void unpack(const GatherShape&, at::ArrayRef<at::Tensor> payloads, const at::Tensor& whole) override {
+    ++unpacked;
+    whole.copy_(payloads[0].reshape(whole.sizes()));
+    gathered = payloads[0].storage().getWeakStorageImpl();
+  }
+  bool is_released() const { return gathered->expired(); }
+
+  int unpacked = 0;
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> gathered;
+};
+
+/// What an extension unpacked never shares memory with the gathered buffer, which goes as soon as it may be reused: on
+/// a CPU at once, on a device after the forward or the next unit's all-gather.
+TEST(FullyShardExtensions, test_release_all_gather_outputs_after_post_all_gather) {
+  for (const bool reshards : {false, true}) {
+    run_ranks(2, [=](const ProcessGroupPtr& world) {
+      const auto watching = std::make_shared<Watching>();
+      const Body body = [&](const Weights& w, at::Tensor x) {
+        EXPECT_TRUE(!watching->gathered || watching->is_released() || on_simulated_device());
+        return affine(w, x);
+      };
+      Twins twins({{8, 8}, {8}}, body, {.mesh = flat_mesh(world), .reshard_after_forward = reshards});
+      set_all_gather_extension(twins.unit.w[0], watching);
+      for (uint64_t step = 0; step < 2; ++step) {
+        twins.zero_grad();
+        const at::Tensor x = fixed({4, 8}, step), expected = twins.plain.forward(x), loss = twins.unit.forward(x);
+        EXPECT_TRUE(watching->is_released());
+        EXPECT_EQ(twins.unit.w[0].sizes() == at::IntArrayRef({8, 8}), !reshards);
+        expected.sum().backward();
+        loss.sum().backward();
+        EXPECT_TRUE(watching->is_released());
+        twins.expect_equal_gradients();
+        twins.expect_sharded();
+      }
+      EXPECT_EQ(watching->unpacked, reshards ? 4 : 2);
+    });
+  }
+}
+
 TEST(FullyShardExtensions, Float8AndPlainParametersTravelInOneAllGather) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     std::vector<CollectiveCall> calls;

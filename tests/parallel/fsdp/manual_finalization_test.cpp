@@ -133,9 +133,63 @@ TEST(ManualFinalization, WrongOrdersAreRefused) {
   });
 }
 
-TEST(ManualFinalization, ARootThatSharesTheCommContextWaits) {
+TEST(ManualFinalization, ItIsRefusedInsideABackward) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    Chain a, b;
+    Finalized models(world, {.mesh = flat_mesh(world)});
+    std::string finalize, change;
+    models.chain.root.body = [&](const Weights& w, at::Tensor x) {
+      for (auto& unit : models.chain.units) x = unit->forward(x);
+      x.register_hook([&](const at::Tensor&) {
+        finalize = message_of([&] { finalize_backward(models.chain.root); });
+        change = message_of([&] { set_manual_backward_finalization(models.chain.root, false); });
+      });
+      return at::linear(x, w[0]);
+    };
+    models.backward(0);
+    contains(finalize, "finalize_backward was called inside a forward or backward");
+    contains(change, "set_manual_backward_finalization cannot change between a backward");
+    finalize_backward(models.chain.root);
+    models.expect_equal_gradients();
+  });
+}
+
+/// PyTorch refuses both. Here a backward or a finalize_backward without all-reduce leaves its sums to the next one.
+TEST(ManualFinalization, GradientsWaitForABackwardWithAllReduce) {
+  run_ranks(4, [](const ProcessGroupPtr& world) {
+    std::vector<CollectiveCall> calls;
+    Finalized models(world, {.mesh = meshes(world, calls)[1]});
+    set_requires_all_reduce(models.chain.root, false);
+    for (uint64_t micro = 0; micro < 2; ++micro) models.backward(micro);
+    finalize_backward(models.chain.root);
+    EXPECT_EQ(count(calls, "all_reduce"), 0);
+    for (const auto& w : models.chain.root.parameters()) EXPECT_FALSE(w.grad().defined());
+    set_requires_all_reduce(models.chain.root, true);
+    models.backward(2);
+    finalize_backward(models.chain.root);
+    EXPECT_EQ(count(calls, "all_reduce"), 4);
+    models.expect_equal_gradients(1e-6);
+  });
+}
+
+TEST(ManualFinalization, CanBeCalledAgainAfterAHookThatThrew) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Finalized models(world, {.mesh = flat_mesh(world)});
+    bool fail = true;
+    register_post_accumulate_grad_hook(models.chain.units[0]->w[0],
+                                       [&](const at::Tensor&) { TORCH_CHECK(!fail, "failed on purpose"); });
+    set_requires_gradient_sync(models.chain.root, false);
+    models.backward(0);
+    set_requires_gradient_sync(models.chain.root, true);
+    contains(message_of([&] { finalize_backward(models.chain.root); }), "failed on purpose");
+    fail = false;
+    finalize_backward(models.chain.root);
+    models.expect_equal_gradients();
+  });
+}
+
+/// Two roots that share a comm context; the first one's backwards are ended by hand.
+struct SharingRoots {
+  explicit SharingRoots(const ProcessGroupPtr& world) {
     for (Chain* each : {&a, &b}) {
       for (auto& unit : each->units) fully_shard(*unit, {.mesh = flat_mesh(world)});
       fully_shard(each->root, {.mesh = flat_mesh(world)});
@@ -143,13 +197,51 @@ TEST(ManualFinalization, ARootThatSharesTheCommContextWaits) {
     torch::nn::Module* const roots[] = {&a.root, &b.root};
     share_comm_context(roots);
     set_manual_backward_finalization(a.root, true);
+  }
+  Chain a, b;
+};
+
+TEST(ManualFinalization, AnAsynchronousOneWaitsForTheWorkOfAnotherRoot) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    SharingRoots roots(world);
+    auto& [a, b] = roots;
+    const auto expect_refused = [&] {
+      contains(message_of([&] { finalize_backward(a.root, /*async_op=*/true); }),
+               "cannot overlap the work of another root");
+    };
     a.forward().backward();
+    const at::Tensor loss = b.forward();
+    expect_refused();  // the other root's backward is to come
+    set_is_last_backward(b.root, false);
+    loss.backward();
+    expect_refused();  // a reduction of it is in flight
+    finalize_backward(a.root);
+    a.root.zero_grad();
+    a.forward().backward();
+    set_is_last_backward(b.root, true);
     b.forward().backward();
+    finalize_backward(a.root, /*async_op=*/true).wait();
+    Chain plain;
+    plain.forward().backward();
+    expect_gradients_of(plain.root, a.root);
+  });
+}
+
+TEST(ManualFinalization, ARootThatSharesTheCommContextWaits) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    SharingRoots roots(world);
+    auto& [a, b] = roots;
+    set_manual_backward_finalization(b.root, true);
+    b.forward().backward();
+    finalize_backward(b.root);
+    a.forward().backward();
     auto handle = finalize_backward(a.root, /*async_op=*/true);
     contains(message_of([&] { b.forward(); }), "before the next forward");
+    contains(message_of([&] { finalize_backward(b.root); }), "before the next finalize_backward");
     contains(message_of([&] { reset_iter_state(b.root); }), "another root, which shares the comm context");
     handle.wait();
     b.forward().backward();
+    finalize_backward(b.root);
   });
 }
 

@@ -155,6 +155,31 @@ TEST(FullyShardMemory, ReplicasKeepNoReducedBufferALayer) {
   }
 }
 
+/// Fresh gradients, then sums with existing ones: buffers of two reductions and two unsharded units at most, however
+/// many units there are.
+TEST(FullyShardMemory, test_hsdp_backward_no_buffer_accumulation) {
+  constexpr int64_t kUnits = 8, kWhole = 9 * 9 * 2, kGathered = kRanks * 96;
+  for (const auto reduce : {at::kFloat, at::kBFloat16}) {
+    BufferCounts counts;
+    Chain chain(kUnits, 9);
+    chain.root.to(at::kBFloat16);
+    FullyShardOptions options{.mesh = fake_mesh({2, kRanks}, {"replicate", "shard"}), .reshard_after_forward = true};
+    options.mixed_precision.reduce_dtype = reduce;
+    chain.shard(options);
+    const int64_t reduced = reduce == at::kFloat ? 256 : 128, input = kRanks * reduced;
+    const bool are_views = reduce == at::kBFloat16;  // gradients of reduced buffers, which stay
+    for (const bool fresh : {true, false}) {
+      const at::Tensor loss = chain.root.forward(fixed({4, 9}, 1).to(at::kBFloat16).requires_grad_()).sum();
+      const int64_t before = counts.bytes().now;
+      counts.restart();
+      loss.backward();
+      const int64_t gradients = fresh && are_views ? (kUnits + 1) * reduced : 0;
+      EXPECT_LE(counts.bytes().most - before, 2 * kWhole + kGathered + 2 * input + 2 * reduced + gradients);
+      EXPECT_EQ(counts.bytes().now, are_views ? (kUnits + 1) * reduced : 0);
+    }
+  }
+}
+
 TEST(FullyShardMemory, AccumulationKeepsWholeGradientsAndNoBuffers) {
   BufferCounts counts;
   Chain chain(kDepth, 7);
