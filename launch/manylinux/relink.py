@@ -24,7 +24,7 @@ LINK = ("-Wl,--push-state,--no-as-needed,-l:libpthread.so.0,-l:libdl.so.2,--pop-
         "-Wl,--exclude-libs,libstdc++.a:libnewer.a,-s")
 # Debian's own is too new, and its libyaml-cpp.a is not for shared libraries.
 YAML_VERSION, YAML_SONAME = "0.7.0", "libyaml-cpp.so.0.7"
-YAML_SOURCE = "http://deb.debian.org/debian/pool/main/y/yaml-cpp/yaml-cpp_0.7.0+dfsg.orig.tar.xz"
+YAML_PACKAGE, YAML_SOURCE = "libyaml-cpp0.7", "yaml-cpp_0.7.0+dfsg.orig.tar.xz"
 YAML_SHA256 = "dc63708605404e0b963e0ca3a9619d1c8270eda2839603e6fa0384e5e51e5312"
 
 
@@ -99,8 +99,10 @@ def build_yaml(run, cxx, libraries, folder):
     if installed != YAML_VERSION:
         raise CannotLink(f"the build uses yaml-cpp {installed}, and launch/manylinux/relink.py has the source of "
                          f"{YAML_VERSION}: make the wheel on Debian 12, or give relink.py that source")
+    # Debian has the source beside the package.
+    package = run("apt-get", "download", "--print-uris", YAML_PACKAGE).split("'")[1]
     try:
-        with urllib.request.urlopen(YAML_SOURCE, timeout=60) as answer:
+        with urllib.request.urlopen(f"{package.rpartition('/')[0]}/{YAML_SOURCE}", timeout=60) as answer:
             packed = answer.read()
     except OSError as error:
         raise CannotLink(f"{YAML_SOURCE} cannot be downloaded: {error}") from None
