@@ -83,7 +83,7 @@ constexpr void round_to(HalfBits& to, float value) {
   }
   to.bits = static_cast<uint16_t>(rounded | (bits & kSignBit) >> 16);
 }
-/// NaN above 464, the midpoint of 448 and the next step, as in LibTorch up to 2.14.
+/// NaN above 464, the midpoint of 448 and the next step. LibTorch's newer versions give 448 there.
 constexpr void round_to(Float8Bits& to, float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & ~kSignBit;
