@@ -101,9 +101,18 @@ def make_batches(case, file):
     save_file({"tokens": (start + stride * torch.arange(LENGTH + 1)) % VOCABULARY}, file)
 
 
-def make_jobs(folder):
+def selected_cases(session):
+    """The cases of the tests that run, and those that they are compared with; all if a test asks for several."""
+    tests = [item for item in session.items if item.path.samefile(__file__)]
+    if any("case" not in item.callspec.params for item in tests):
+        return FP32 + BF16 + FP16 + OTHER_WRAPPERS
+    cases = {item.callspec.params["case"] for item in tests}
+    return sorted(cases | {dataclasses.replace(case, wrapper="fsdp2") for case in cases}, key=str)
+
+
+def make_jobs(folder, cases):
     jobs = {"theirs": [], "ours": []}
-    for case in FP32 + BF16 + FP16 + OTHER_WRAPPERS:
+    for case in cases:
         model = folder / case.family
         if not model.exists():
             make_model(case.family, model)
@@ -124,25 +133,26 @@ def make_jobs(folder):
 
 
 @pytest.fixture(scope="module")
-def trained_by_torch(tmp_path_factory):
-    """The folder of the jobs and of PyTorch's results."""
+def trained_by_torch(request, tmp_path_factory):
+    """The folder of the jobs and of PyTorch's results, and the cases."""
     folder = tmp_path_factory.mktemp("parity")
-    make_jobs(folder)
+    cases = selected_cases(request.session)
+    make_jobs(folder, cases)
     fsdp2_reference(folder / "theirs.json")
-    return folder
+    return folder, cases
 
 
 @pytest.fixture(scope="module", params=["cpu", "sim"])
 def results(trained_by_torch, request):
     """(theirs, ours) by case."""
-    folder = trained_by_torch
+    folder, cases = trained_by_torch
     train_dump(folder / "ours.json", request.param)
     loaded = {case: tuple(load_file(folder / f"{case}.{side}.safetensors") for side in ("theirs", "ours"))
-              for case in FP32 + BF16 + FP16}
+              for case in cases if case.wrapper == "fsdp2"}
     for case, (_, ours) in loaded.items():
         with safe_open(folder / f"{case}.ours.safetensors", "pt") as file:
             ours["dtypes"] = file.metadata()
-    for case in OTHER_WRAPPERS:
+    for case in (case for case in cases if case.wrapper != "fsdp2"):
         theirs = load_file(folder / f"{case}.theirs.safetensors")
         loaded[case] = theirs, loaded[dataclasses.replace(case, wrapper="fsdp2")][1]
     return loaded
