@@ -1,5 +1,5 @@
-// What glibc 2.28 and the libstdc++ of g++ 8 lack, by what they have. relink.py links it, hidden, into every file of
-// the wheel.
+// Defines the functions that glibc 2.28 and the libstdc++ of g++ 8 lack, by functions that these have. relink.py links
+// them, hidden, into every file of the wheel.
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>

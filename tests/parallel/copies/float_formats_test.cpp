@@ -29,7 +29,7 @@ std::vector<float> all_kinds_of_floats(float largest) {
 }
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-/// What is larger becomes NaN, and the maximum in newer versions of LibTorch; scaled values are not larger.
+/// Larger values become NaN, in newer versions of LibTorch the maximum. Scaled values are never larger.
 constexpr float kFloat8Midpoint = 464.0F;
 
 template <class Ours, class Theirs>

@@ -33,7 +33,7 @@ at::Tensor mean(at::Tensor of_rank, ProcessGroup& world) {
   return of_rank;
 }
 
-/// What set_grad_dtype is given.
+/// Argument of set_grad_dtype.
 enum class Given { kNothing, kAny, kHalf, kFloat };
 
 /// Returns the dtype of gradients that are reduced in fp32, of a weight stored in bf16.
