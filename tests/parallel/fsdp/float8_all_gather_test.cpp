@@ -243,8 +243,8 @@ class Watching final : public AllGatherExtension {
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> gathered;
 };
 
-/// Unpacked weights never share memory with the gathered buffer, which is freed as soon as it may be reused: on a CPU at
-/// once, on a device after the forward or the next unit's all-gather.
+/// Unpacked weights never share memory with the gathered buffer, which is freed as soon as it may be reused: on a CPU
+/// at once, on a device after the forward or the next unit's all-gather.
 TEST(FullyShardExtensions, test_release_all_gather_outputs_after_post_all_gather) {
   for (const bool reshards : {false, true}) {
     run_ranks(2, [=](const ProcessGroupPtr& world) {
