@@ -24,7 +24,8 @@ LINK = ("-Wl,--push-state,--no-as-needed,-l:libpthread.so.0,-l:libdl.so.2,--pop-
         "-Wl,--exclude-libs,libstdc++.a:libnewer.a,-s")
 # Debian's own is too new, and its libyaml-cpp.a is not for shared libraries.
 YAML_VERSION, YAML_SONAME = "0.7.0", "libyaml-cpp.so.0.7"
-YAML_PACKAGE, YAML_SOURCE = "libyaml-cpp0.7", "yaml-cpp_0.7.0+dfsg.orig.tar.xz"
+YAML_SOURCE = "pool/main/y/yaml-cpp/yaml-cpp_0.7.0+dfsg.orig.tar.xz"
+APT = pathlib.Path("/etc/apt")
 YAML_SHA256 = "dc63708605404e0b963e0ca3a9619d1c8270eda2839603e6fa0384e5e51e5312"
 
 
@@ -93,19 +94,27 @@ def check_names(run, made, newer):
                          "add it to launch/manylinux/newer_symbols.cpp")
 
 
+def download(path):
+    """A file of the Debian archive, from the first of apt's sources that has it. Needs no lists of packages."""
+    files = [APT / "sources.list", *sorted((APT / "sources.list.d").glob("*"))]
+    places = re.findall(r"https?://\S+", "\n".join(file.read_text() for file in files if file.is_file()))
+    errors = []
+    for place in dict.fromkeys(places):
+        try:
+            with urllib.request.urlopen(f"{place.rstrip('/')}/{path}", timeout=60) as answer:
+                return answer.read()
+        except OSError as error:
+            errors.append(f"{place}: {error}")
+    raise CannotLink(f"{path} cannot be downloaded: {'; '.join(errors) or f'{APT} names no archive'}")
+
+
 def build_yaml(run, cxx, libraries, folder):
     """yaml-cpp from its source, into `folder`."""
     installed = run("pkg-config", "--modversion", "yaml-cpp").strip()
     if installed != YAML_VERSION:
         raise CannotLink(f"the build uses yaml-cpp {installed}, and launch/manylinux/relink.py has the source of "
                          f"{YAML_VERSION}: make the wheel on Debian 12, or give relink.py that source")
-    # Debian has the source beside the package.
-    package = run("apt-get", "download", "--print-uris", YAML_PACKAGE).split("'")[1]
-    try:
-        with urllib.request.urlopen(f"{package.rpartition('/')[0]}/{YAML_SOURCE}", timeout=60) as answer:
-            packed = answer.read()
-    except OSError as error:
-        raise CannotLink(f"{YAML_SOURCE} cannot be downloaded: {error}") from None
+    packed = download(YAML_SOURCE)
     if hashlib.sha256(packed).hexdigest() != YAML_SHA256:
         raise CannotLink(f"{YAML_SOURCE} is not the file that launch/manylinux/relink.py expects")
     with tarfile.open(fileobj=io.BytesIO(packed)) as files:
