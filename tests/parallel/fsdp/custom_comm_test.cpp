@@ -108,39 +108,33 @@ class NotingReduceScatter final : public ReduceScatter {
   };
 };
 
+/// Counts its runs, and notes how many reduce-scatters are in flight at each if it is given the one of the units.
 class NotingAllGather final : public AllGather {
  public:
+  explicit NotingAllGather(std::shared_ptr<NotingReduceScatter> given = nullptr) : scatter_(std::move(given)) {}
   at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) override {
     return at::empty({numel}, at::TensorOptions(dtype).device(device));
   }
   Work run(at::Tensor output, at::Tensor input, ProcessGroup& group) override {
     ++runs;
+    if (scatter_) in_flight.push_back(scatter_->in_flight);
     return group.all_gather_into(output, input);
   }
+
   int runs = 0;
+  std::vector<int> in_flight;
+
+ private:
+  std::shared_ptr<NotingReduceScatter> scatter_;
 };
 
 /// In backward, all-gathers start while the reduce-scatter of an earlier unit is in flight, whether or not that has a
 /// communicator of its own. overlap_test.cpp measures times.
 TEST(FullyShardOverlap, test_fully_shard_backward_comm_overlap) {
-  /// Notes how many reduce-scatters are in flight.
-  class OverlappingAllGather final : public AllGather {
-   public:
-    explicit OverlappingAllGather(std::shared_ptr<NotingReduceScatter> given) : scatter(std::move(given)) {}
-    at::Tensor allocate(int64_t numel, at::ScalarType dtype, c10::Device device) override {
-      return at::empty({numel}, at::TensorOptions(dtype).device(device));
-    }
-    Work run(at::Tensor output, at::Tensor input, ProcessGroup& group) override {
-      in_flight.push_back(scatter->in_flight);
-      return group.all_gather_into(output, input);
-    }
-    std::shared_ptr<NotingReduceScatter> scatter;
-    std::vector<int> in_flight;
-  };
   for (const bool separate : {false, true}) {
     run_ranks(2, [=](const ProcessGroupPtr& world) {
       const auto scatter = std::make_shared<NotingReduceScatter>();
-      const auto gather = std::make_shared<OverlappingAllGather>(scatter);
+      const auto gather = std::make_shared<NotingAllGather>(scatter);
       Chain plain(5), chain(5);
       chain.shard({.mesh = flat_mesh(world), .reshard_after_forward = true});
       if (separate) set_separate_reduce_scatter_group(chain.root);

@@ -383,7 +383,7 @@ struct MixedGradients {
     used = uses;
     const at::Tensor x = fixed({2, 8}, data_seed(seed, world)).round();
     unit.forward(x.to(at::kBFloat16).requires_grad_()).backward();
-    for (const size_t i : used) sums[i] = sums[i].defined() ? sums[i] + x.sum(0) : x.sum(0);  // of each row
+    for (const size_t i : used) sums[i] = sums[i].defined() ? sums[i] + x.sum(0) : x.sum(0);  // every row of w has it
   }
   void expect_means_and_clear() {
     for (size_t i = 0; i < sums.size(); ++i) {
@@ -398,10 +398,10 @@ struct MixedGradients {
   }
 
   ProcessGroup& world;
-  std::vector<size_t> used;  // by the next forward
+  std::vector<size_t> used;  // weights that the next forward uses
   Formula unit;
   std::vector<at::ScalarType> dtypes;
-  std::vector<at::Tensor> sums;  // of this rank
+  std::vector<at::Tensor> sums;  // gradients of this rank, by weight; undefined: unused
 };
 
 FullyShardOptions reducing_in_fp32(DeviceMeshPtr mesh, int64_t dim) {
