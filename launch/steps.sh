@@ -10,6 +10,9 @@ fail() { # MESSAGE: what is wrong and what to do
   exit 1
 }
 
+torch_versions() { awk '!/^#/ { print $1 }' launch/torch_versions.txt; }
+# torch_pins VERSION: what is installed for this version of torch, one package a line; nothing for unknown versions
+torch_pins() { awk -v torch="$1" '$1 == torch { for (i = 2; i <= NF; ++i) print $i }' launch/torch_versions.txt; }
 default_torch() { awk '!/^#/ { print $1; exit }' launch/torch_versions.txt; }
 
 # torch_environment VERSION: the Python environment with this version of torch
