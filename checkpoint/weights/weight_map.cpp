@@ -102,12 +102,14 @@ class DimensionJoiner {
   }
 
  private:
-  /// First dimension of the run whose slices must be visited one by one; `end` if the run is one interval.
+  /// First dimension of the run whose slices must be visited one by one; `end` if the run is one interval in one view.
   size_t split_dimension(const Box& box, size_t begin, size_t end) const {
     size_t first = begin;
     while (first < end && box.data.size(static_cast<int64_t>(first)) == 1) ++first;
     for (size_t i = first + 1; i < end; ++i) {
-      if (box.data.size(static_cast<int64_t>(i)) != part_.view[i]) return first;
+      const auto dim = static_cast<int64_t>(i);
+      const bool is_whole = box.data.size(dim) == part_.view[i];
+      if (!is_whole || box.data.stride(dim - 1) != box.data.stride(dim) * part_.view[i]) return first;
     }
     return end;
   }
