@@ -102,8 +102,6 @@ void accept_parts_of_networks(CompatibilityFlags& flags) {
                {{"--moe-pad-expert-input-to-capacity"}, {"--moe-token-drop-policy", 1}});
   flags.accept("it only matters with --moe-shared-expert-intermediate-size, which is refused",
                {{"--moe-shared-expert-overlap"}});
-  flags.accept("it only matters with --moe-router-enable-expert-bias, which is refused",
-               {{"--moe-router-bias-update-rate", 1}});
   flags.accept("it only matters with --moe-use-upcycling, which is refused", {{"--moe-upcycling-granularity", 1}});
 }
 

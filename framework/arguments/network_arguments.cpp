@@ -128,7 +128,7 @@ void add_network_options(std::vector<Option>& rows) {
   group.refused("--apply-residual-connection-post-layernorm", 0,
                 "it belongs to BERT models, which are not part of this program; leave it out");
   group.refused("--multi-latent-attention", 0,
-                "no model family of this program has multi-latent attention; leave it out");
+                "multi-latent attention comes with a model by --hf-model (DeepSeek); leave it out");
   group.refused("--mtp-num-layers", 1, "no model family of this program has multi-token prediction; leave it out");
 }
 

@@ -242,6 +242,13 @@ void add_expert_options(std::vector<Option>& rows) {
       .add("--moe-z-loss-coeff", &A::moe_z_loss_coeff, kReport,
            "coefficient of the z-loss of each layer with experts, which keeps its router's logits small")
       .at_least(0);
+  group.add("--moe-router-enable-expert-bias", &A::moe_router_enable_expert_bias, kReport,
+            "after each step, moves the bias by which routers choose experts against each expert's load, for a model "
+            "that has one (e_score_correction_bias)");
+  group
+      .add("--moe-router-bias-update-rate", &A::moe_router_bias_update_rate, kReport,
+           "by how much --moe-router-enable-expert-bias moves it")
+      .above(0);
 }
 
 void check_experts(const Arguments& arguments, Mistakes& rules) {
@@ -252,6 +259,8 @@ void check_experts(const Arguments& arguments, Mistakes& rules) {
   rules.require(
       arguments.moe_router_load_balancing_type != RouterBalance::kSequence || arguments.is_given("moe_aux_loss_coeff"),
       "--moe-router-load-balancing-type seq_aux_loss needs --moe-aux-loss-coeff, its coefficient.");
+  rules.require(!arguments.is_given("moe_router_bias_update_rate") || arguments.moe_router_enable_expert_bias,
+                "--moe-router-bias-update-rate needs --moe-router-enable-expert-bias; give both, or neither.");
 }
 
 }  // namespace megashard::detail

@@ -65,11 +65,13 @@ enum class RouterBalance {
   kSequence,    ///< Megatron's seq_aux_loss
 };
 
-/// Megatron's router losses, for a model with experts (--hf-model).
+/// Megatron's ways to balance experts, for a model that has them (--hf-model).
 struct ExpertArguments {
   RouterBalance moe_router_load_balancing_type = RouterBalance::kMicrobatch;
   double moe_aux_loss_coeff = 0;           // coefficient of the balancing loss
   std::optional<double> moe_z_loss_coeff;  // of the squared log-sum-exp of router logits
+  bool moe_router_enable_expert_bias = false;
+  double moe_router_bias_update_rate = 1e-3;  // step of that bias
 };
 
 namespace detail {

@@ -170,7 +170,7 @@ void refuse_experts(CompatibilityFlags& flags) {
       "experts come with a model of experts by --hf-model, whose config.json describes them; leave "
       "it out",
       {{"--num-experts", 1}, {"--moe-ffn-hidden-size", 1}, {"--moe-router-topk", 1}, {"--moe-layer-freq", 1, "1"}});
-  flags.refuse("routers take the largest softmax values, in fp32 and without groups or biases; leave it out",
+  flags.refuse("routers come with a model of experts by --hf-model, whose config.json describes them; leave it out",
                {{"--moe-input-jitter-eps", 1, "0"},
                 {"--moe-router-dtype", 1, "fp32"},
                 {"--moe-router-score-function", 1, "softmax"},
@@ -178,17 +178,15 @@ void refuse_experts(CompatibilityFlags& flags) {
                 {"--moe-router-topk-scaling-factor", 1, "1.0"},
                 {"--moe-router-num-groups", 1},
                 {"--moe-router-group-topk", 1},
-                {"--moe-router-enable-expert-bias"},
                 {"--moe-router-force-load-balancing"},
                 {"--moe-enable-routing-replay"}});
   flags.refuse("every token reaches all the experts that it chose; leave it out",
                {{"--moe-expert-capacity-factor", 1}});
+  flags.refuse("shared experts come with a model of experts by --hf-model, whose config.json describes them; leave "
+               "it out",
+               {{"--moe-shared-expert-intermediate-size", 1}, {"--moe-shared-expert-gate"}});
   flags.refuse("no model family of this program has experts of that kind; leave it out",
-               {{"--moe-shared-expert-intermediate-size", 1},
-                {"--moe-shared-expert-gate"},
-                {"--moe-apply-probs-on-input"},
-                {"--moe-latent-size", 1},
-                {"--moe-use-upcycling"}});
+               {{"--moe-apply-probs-on-input"}, {"--moe-latent-size", 1}, {"--moe-use-upcycling"}});
 }
 
 void refuse_attention(CompatibilityFlags& flags) {
@@ -196,13 +194,13 @@ void refuse_attention(CompatibilityFlags& flags) {
                {{"--attention-mask-type", 1, "causal"}});
   flags.refuse("windows are those of the model's config.json (--hf-model); leave it out", {{"--window-size", 1}});
   flags.refuse("no model family of this program has attention of that kind; leave it out",
-               {{"--softmax-type", 1, "vanilla"},
-                {"--qk-l2-norm"},
-                {"--qk-clip"},
-                {"--attention-output-gate"},
+               {{"--softmax-type", 1, "vanilla"}, {"--qk-l2-norm"}, {"--qk-clip"}});
+  flags.refuse("output gates, linear attention and layers without positions come with a model by --hf-model, whose "
+               "config.json describes them; leave it out",
+               {{"--attention-output-gate"},
                 {"--experimental-attention-variant", 1},
-                {"--linear-attention-freq", 1}});
-  flags.refuse("all layers have the same positions; leave it out", {{"--no-rope-freq", 1}});
+                {"--linear-attention-freq", 1},
+                {"--no-rope-freq", 1}});
   flags.refuse("positions are scaled by --use-rope-scaling with --rope-scaling-factor (Llama 3) or by "
                "--rotary-seq-len-interpolation-factor",
                {{"--rope-type", 1, "rope"}, {"--rotary-scaling-factor", 1, "1.0"}});
