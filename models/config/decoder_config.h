@@ -30,6 +30,7 @@ struct RotaryConfig {
   double magnitude = 1.0;                ///< factor of cosines and sines (kYarn, kLongrope: attention_factor)
   double beta_fast = 32, beta_slow = 1;  ///< kYarn: blends between these numbers of turns in the original positions
   bool truncate = true;                  ///< kYarn: rounds that range to whole channels
+  double mscale_all_dim = 0;  ///< of stretched positions: enlarges the scores of latent attention; 0: does not
   /// kLongrope, per pair: divisors of the frequencies up to the original positions, and beyond.
   std::vector<double> short_factor{}, long_factor{};
 
@@ -44,14 +45,55 @@ struct ModuleNames {
   std::string moe{}, experts{}, router{};
 };
 
+/// GPT-OSS's gate: (up + 1) * gate * sigmoid(alpha * gate), with gate below `limit` and up within it.
+struct ClampedGate {
+  double alpha = 1.702, limit = 7;
+};
+
+/// How a router scores the experts, chooses the K of a token and weighs them.
+struct RouterConfig {
+  enum class Score {
+    kSoftmax,
+    kSigmoid,
+    kLogit  ///< the logit itself; a token's weights are softmax of those of its experts
+  };
+  enum class GroupScore { kLargest, kSumOfTwoLargest };
+  std::string name = "gate";       ///< of the module
+  Score score = Score::kSoftmax;   ///< of an expert, from its logit; in fp32
+  bool bias = false;               ///< of the logits
+  bool in_fp32 = false;            ///< keeps the weight and computes the logits in fp32
+  bool corrects_choice = false;    ///< a buffer e_score_correction_bias is added to the scores that choose
+  bool normalise_weights = false;  ///< normalises a token's weights to sum 1
+  double normalise_eps = 0;        ///< added to that sum
+  double scale = 1;                ///< factor of the weights
+  /// Of `groups` equal runs of experts a token chooses from the `chosen_groups` with the largest scores.
+  int64_t groups = 1, chosen_groups = 1;
+  GroupScore group_score = GroupScore::kSumOfTwoLargest;
+  bool others_score_zero = false;  ///< experts of other groups have the score 0 instead of -inf
+  /// Step of the loss-free balance: the correction moves by it, against each expert's load, after every step
+  /// (Megatron's
+  /// --moe-router-bias-update-rate). 0: the correction stays as it is.
+  double bias_update_rate = 0;
+};
+
+/// An MLP beside the experts, for all tokens.
+struct SharedExpertConfig {
+  int64_t intermediate_size = 0;  ///< 0: none
+  bool gated = false;             ///< multiplies its output by sigmoid(shared_expert_gate(x))
+  std::string name{};             ///< of its module: shared_expert, shared_experts
+};
+
 /// Layers with a mixture of experts instead of an MLP.
 struct MoeConfig {
   int64_t num_experts = 0;  ///< 0: a dense network
   int64_t experts_per_token = 0;
-  int64_t intermediate_size = 0;    ///< per expert
-  bool normalise_weights = false;   ///< normalises a token's weights to sum 1
-  double aux_loss_coef = 0;         ///< coefficient of transformers' load-balancing loss; 0: none
-  double balance_coef = 0;          ///< coefficient of Megatron's, per layer; 0: none
+  int64_t intermediate_size = 0;  ///< per expert
+  RouterConfig router{};
+  SharedExpertConfig shared{};
+  bool bias = false;                     ///< of an expert's projections
+  std::optional<ClampedGate> clamped{};  ///< of an expert, instead of the activation
+  double aux_loss_coef = 0;              ///< coefficient of transformers' load-balancing loss; 0: none
+  double balance_coef = 0;               ///< coefficient of Megatron's, per layer; 0: none
   bool balances_sequences = false;  ///< balances each sequence (Megatron's seq_aux_loss) instead of each microbatch
   double z_loss_coef = 0;           ///< coefficient of Megatron's z-loss, per layer; 0: none
   int64_t sparse_step = 1;          ///< interval of layers with experts
@@ -78,6 +120,7 @@ struct DecoderConfig {
   double norm_eps = 1e-6;
   bool zero_centered_norm = false;  ///< multiplies by 1 + weight (Gemma, --apply-layernorm-1p)
   bool sandwich_norms = false;      ///< also norms after attention and MLP (Gemma)
+  bool post_norms = false;          ///< norms after attention and MLP alone (OLMo 2)
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
   PositionKind positions = PositionKind::kRotary;
@@ -86,12 +129,18 @@ struct DecoderConfig {
   int64_t sliding_window = 0;
   std::vector<int64_t> sliding_layers{};
   std::optional<RotaryConfig> sliding_rotary{};  ///< for these layers, if different
+  std::vector<int64_t> unrotated_layers{};       ///< layers without positions
   std::optional<double> attention_scale{};       ///< factor of the query-key products; unset: 1 / sqrt(head_dim)
   double embedding_scale = 1;                    ///< rounded to the weight's dtype, as in transformers
+  double residual_scale = 1;                     ///< factor of each branch's output
+  double logit_scale = 1;
   bool qkv_bias = false;
   bool attention_out_bias = false;
   bool mlp_bias = false;
-  bool qk_norm = false;
+  bool attention_gate = false;        ///< multiplies attention's output by sigmoid of further rows of q_proj
+  bool attention_sinks = false;       ///< a parameter of each head: the score of a key without a value
+  bool qk_norm = false;               ///< of each head of queries and keys
+  bool qk_norm_of_all_heads = false;  ///< of all of them together instead
   bool tie_word_embeddings = false;
   double attention_dropout = 0;
   double hidden_dropout = 0;
@@ -101,6 +150,9 @@ struct DecoderConfig {
   MoeConfig moe{};
 
   bool is_sliding(int64_t layer) const { return sliding_window > 0 && std::ranges::count(sliding_layers, layer) > 0; }
+  bool is_rotated(int64_t layer) const {
+    return positions == PositionKind::kRotary && std::ranges::count(unrotated_layers, layer) == 0;
+  }
 };
 
 }  // namespace megashard

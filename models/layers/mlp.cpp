@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -149,6 +150,11 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
 
 at::Tensor activated(const std::vector<at::Tensor>& wide, const MlpSpec& spec) {
   if (spec.is_swiglu()) return swiglu(wide[0], wide[1]);
+  if (spec.clamped) {
+    const auto [alpha, limit] = *spec.clamped;
+    const auto gate = wide[0].clamp_max(limit), up = wide[1].clamp(-limit, limit);
+    return (up + 1) * (gate * at::sigmoid(gate * alpha));
+  }
   const auto active = activate(wide[0], spec.activation);
   return wide.size() == 1 ? active : active * wide[1];
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,10 @@ struct MlpSpec {
   Activation activation = Activation::kSilu;
   bool gated = true;
   bool bias = false;
-  double output_init_scale = 1;  ///< factor of the initialisation's std for down_proj
+  double output_init_scale = 1;          ///< factor of the initialisation's std for down_proj
+  std::optional<ClampedGate> clamped{};  ///< instead of act(gate(x)) * up(x)
 
-  bool is_swiglu() const { return gated && activation == Activation::kSilu; }
+  bool is_swiglu() const { return gated && activation == Activation::kSilu && !clamped; }
 };
 
 /// Activation of the outputs [..., I] of gate_proj and up_proj, act(gate) * up, or of up_proj alone.

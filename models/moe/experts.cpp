@@ -2,9 +2,11 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -25,7 +27,7 @@ struct Builder {
   std::string down() const { return path + "down_proj"; }
 
   StoredForm separate() const {
-    const auto [experts, hidden, intermediate, gated] = sizes;
+    const auto [experts, hidden, intermediate, gated, bias] = sizes;
     StoredForm form{"separate", {}};
     for (int64_t e = 0; e < experts; ++e) {
       const auto weight = [&](const std::string& name) { return path + std::to_string(e) + "." + name + ".weight"; };
@@ -39,14 +41,27 @@ struct Builder {
   }
 
   StoredForm packed() const {
-    const auto [experts, hidden, intermediate, gated] = sizes;
+    const auto [experts, hidden, intermediate, gated, bias] = sizes;
     auto wide = gated ? whole_part(up(), up(), {experts, 2 * intermediate, hidden}, {experts, 2, intermediate, hidden})
                       : whole_part(up(), up(), {experts, intermediate, hidden});
     return {"packed", {std::move(wide), whole_part(down(), down(), {experts, hidden, intermediate})}};
   }
 
+  StoredForm interleaved() const {
+    const auto [experts, hidden, intermediate, gated, bias] = sizes;
+    const std::vector<int64_t> narrow{experts, intermediate, hidden};
+    StoredForm form{
+        "interleaved",
+        {whole_part(up(), up(), {experts, hidden, 2 * intermediate}, {experts, hidden, intermediate, 2}, {0, 3, 2, 1}),
+         whole_part(down(), down(), narrow, narrow, {0, 2, 1})}};
+    if (!bias) return form;
+    form.parts.push_back(
+        whole_part(up() + "_bias", up() + "_bias", {experts, 2 * intermediate}, {experts, intermediate, 2}, {0, 2, 1}));
+    return form;
+  }
+
   StoredForm transposed() const {
-    const auto [experts, hidden, intermediate, gated] = sizes;
+    const auto [experts, hidden, intermediate, gated, bias] = sizes;
     const std::vector<int64_t> narrow{experts, intermediate, hidden}, wide{experts, hidden, intermediate};
     auto up_part = gated ? whole_part(up(), up(), {experts, hidden, 2 * intermediate},
                                       {experts, hidden, 2, intermediate}, {0, 2, 3, 1})
@@ -59,11 +74,16 @@ struct Builder {
 
 WeightGroup expert_forms(const std::string& path, const ExpertSizes& sizes, const ExpertFiles& published) {
   const Builder builder{path, sizes, published};
-  const auto [experts, hidden, intermediate, gated] = sizes;
+  const auto [experts, hidden, intermediate, gated, bias] = sizes;
   const std::vector<int64_t> up =
       gated ? std::vector{experts, int64_t{2}, intermediate, hidden} : std::vector{experts, intermediate, hidden};
-  WeightGroup group{{{builder.up(), up}, {builder.down(), {experts, hidden, intermediate}}},
-                    {builder.packed(), builder.transposed(), builder.separate()}};
+  WeightGroup group{{{builder.up(), up}, {builder.down(), {experts, hidden, intermediate}}}, {}};
+  if (published.form == ExpertFiles::Form::kInterleaved) {  // their sizes are the transposed form's
+    if (bias) group.tensors.push_back({builder.up() + "_bias", {experts, 2, intermediate}});
+    group.forms.push_back(builder.interleaved());
+    return group;
+  }
+  group.forms = {builder.packed(), builder.transposed(), builder.separate()};
   const bool is_square = hidden == (gated ? 2 : 1) * intermediate || hidden == intermediate;
   const auto form =
       published.form == ExpertFiles::Form::kTransposed && is_square ? ExpertFiles::Form::kPacked : published.form;
@@ -92,12 +112,15 @@ Experts::Experts(const MlpSpec& spec, int64_t num_experts, std::string class_nam
       num_experts_(num_experts),
       placement_(context.experts),
       tensor_parallel_(context.tensor_parallel) {
-  TORCH_CHECK(!spec.bias, "experts have no biases");
   const int64_t own = num_experts / placement_.ranks;
   const int64_t channels = spec.intermediate_size / tensor_parallel_->size();
   up_ = spec.gated ? register_parameter("gate_up_proj", at::empty({own, 2, channels, spec.hidden_size}))
                    : register_parameter("up_proj", at::empty({own, channels, spec.hidden_size}));
   down_ = register_parameter("down_proj", at::empty({own, spec.hidden_size, channels}));
+  if (!spec.bias) return;
+  up_bias_ = spec.gated ? register_parameter("gate_up_proj_bias", at::empty({own, 2, channels}))
+                        : register_parameter("up_proj_bias", at::empty({own, channels}));
+  down_bias_ = register_parameter("down_proj_bias", at::empty({own, spec.hidden_size}));
 }
 
 at::Tensor Experts::weight_of(Index projection) const {
@@ -118,9 +141,11 @@ std::vector<LinearLayers::Layer> Experts::linear_layers() const {
 
 at::Tensor Experts::forward(const at::Tensor& rows, const RowGroupsPtr& groups) {
   if (is_plain()) {
-    const auto wide = grouped_linear(rows, up_, groups);
-    if (spec_.is_swiglu()) return grouped_swiglu_linear(wide[0], wide[1], down_, groups);
-    return grouped_linear(activated(wide, spec_), down_, groups)[0];
+    auto wide = grouped_linear(rows, up_, groups);
+    if (spec_.is_swiglu() && !spec_.bias) return grouped_swiglu_linear(wide[0], wide[1], down_, groups);
+    for (size_t i = 0; i < wide.size(); ++i)
+      wide[i] = with_bias(spec_.gated ? static_cast<Index>(i) : kUp, wide[i], groups);
+    return with_bias(kDown, grouped_linear(activated(wide, spec_), down_, groups)[0], groups);
   }
   std::vector<at::Tensor> wide;
   if (spec_.gated) wide.push_back(project(kGate, rows, groups));
@@ -130,14 +155,24 @@ at::Tensor Experts::forward(const at::Tensor& rows, const RowGroupsPtr& groups) 
 
 at::Tensor Experts::project(Index projection, const at::Tensor& rows, const RowGroupsPtr& groups) const {
   const auto weight = weight_of(projection);
-  const auto results = compute_ == nullptr ? grouped_linear(rows, weight, groups)[0]
-                                           : products_one_by_one(rows, weight, *groups, *compute_);
+  const auto results = with_bias(projection,
+                                 compute_ == nullptr ? grouped_linear(rows, weight, groups)[0]
+                                                     : products_one_by_one(rows, weight, *groups, *compute_),
+                                 groups);
   const auto& adapter = adapters_[projection];
   if (!adapter) return results;
   const bool drops = is_training() && adapter->dropout > 0;
   const auto inputs = drops ? at::dropout(rows, adapter->dropout, /*train=*/true) : rows;
   const auto narrow = grouped_linear(inputs, adapter->lora_a, groups)[0];
   return at::add(results, grouped_linear(narrow, adapter->lora_b, groups)[0], adapter->scale);
+}
+
+at::Tensor Experts::with_bias(Index projection, const at::Tensor& results, const RowGroupsPtr& groups) const {
+  if (!spec_.bias) return results;
+  const auto bias = projection == kDown ? down_bias_ : spec_.gated ? up_bias_.select(1, projection) : up_bias_;
+  const auto expert = at::searchsorted(groups->ends(), at::arange(results.size(0), groups->ends().options()),
+                                       /*out_int32=*/false, /*right=*/true);
+  return results + bias.index_select(0, expert);
 }
 
 void Experts::add_adapters(const std::vector<std::string>& names, int64_t rank, double scale, double dropout) {
@@ -189,6 +224,9 @@ void Experts::init_own_weights(const WeightInit& init) {
                 init.std * spec_.output_init_scale, init);
     own += mine;
   }
+  if (!spec_.bias) return;
+  up_bias_.zero_();
+  down_bias_.zero_();
 }
 
 }  // namespace megashard

@@ -25,6 +25,7 @@ namespace megashard {
 struct ExpertSizes {
   int64_t experts, hidden, intermediate;
   bool gated = true;
+  bool bias = false;
 };
 
 /// The forms in which files have the experts of a layer, the published one first: gate_up_proj [E, 2, I, C] (without a
@@ -34,7 +35,8 @@ WeightGroup expert_forms(const std::string& path, const ExpertSizes& sizes, cons
 
 /// The experts of a layer as one module with two parameters, as transformers' Qwen3MoeExperts: gate_up_proj
 /// [E, 2, I, C], the gate first (without a gate: up_proj [E, I, C]), and down_proj [E, C, I]. With expert parallelism E
-/// are this rank's experts, with tensor parallelism I this rank's channels. Without biases.
+/// are this rank's experts, with tensor parallelism I this rank's channels. Biases are gate_up_proj_bias [E, 2, I] and
+/// down_proj_bias [E, C].
 class Experts : public torch::nn::Module, public SelfInitializing, public CutOverRanks, public LinearLayers {
  public:
   Experts(const MlpSpec& spec, int64_t num_experts, std::string class_name, const BuildContext& context);
@@ -58,6 +60,8 @@ class Experts : public torch::nn::Module, public SelfInitializing, public CutOve
   bool is_plain() const { return compute_ == nullptr && !adapters_[kGate] && !adapters_[kUp] && !adapters_[kDown]; }
   at::Tensor weight_of(Index projection) const;
   at::Tensor project(Index projection, const at::Tensor& rows, const RowGroupsPtr& groups) const;
+  /// Adds each expert's bias to its rows.
+  at::Tensor with_bias(Index projection, const at::Tensor& results, const RowGroupsPtr& groups) const;
 
   std::string class_name_;
   MlpSpec spec_;
@@ -67,6 +71,7 @@ class Experts : public torch::nn::Module, public SelfInitializing, public CutOve
   std::shared_ptr<LinearCompute> compute_;
   std::array<std::optional<LowRankAdapter>, 3> adapters_{};  // by Index
   at::Tensor up_, down_;                                     // gate_up_proj or up_proj; down_proj
+  at::Tensor up_bias_, down_bias_;                           // undefined: none
 };
 
 }  // namespace megashard

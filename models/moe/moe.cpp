@@ -4,11 +4,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sort.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <utility>
 
+#include "framework/mistakes.h"
 #include "models/moe/expert_parallel.h"
 
 namespace megashard {
@@ -60,24 +62,33 @@ class ExpertsPart final : public PartSpec {
   }
   /// The experts that a token passes.
   double training_flops(int64_t /*sequence_length*/) const override {
-    return megashard::training_flops(spec_.expert) * static_cast<double>(spec_.moe.experts_per_token);
+    return megashard::training_flops(spec_.expert) * static_cast<double>(spec_.moe.experts_per_token) +
+           (spec_.shared ? megashard::training_flops(spec_.shared->mlp) : 0);
   }
   std::vector<SharedSize> sizes_over_ranks() const override {
-    return {{spec_.expert.intermediate_size, "channels of an expert"}};
+    std::vector<SharedSize> sizes{{spec_.expert.intermediate_size, "channels of an expert"}};
+    if (spec_.shared) sizes.push_back({spec_.shared->mlp.intermediate_size, "channels of a shared expert"});
+    return sizes;
+  }
+  void check_tensor_ranks(const std::string& model) const override {
+    require(!spec_.expert.bias, model +
+                                    " has experts with biases, which --tensor-model-parallel-size does not cut; leave "
+                                    "it out.");
   }
   std::vector<std::string> paths_of(const std::string& megatron_part) const override {
     return megatron_part == "moe" ? std::vector<std::string>{""} : std::vector<std::string>{};
   }
   std::vector<std::string> names_in_fp32() const override {
     auto names = spec_.router->names_in_fp32();
-    for (auto& each : names) each.insert(0, "gate.");
+    for (auto& each : names) each.insert(0, spec_.router->name() + ".");
     return names;
   }
   std::vector<WeightGroup> weight_forms(const std::string& path, const WeightFiles& files) const override {
     const ExpertSizes sizes{.experts = spec_.moe.num_experts,
                             .hidden = spec_.hidden_size,
                             .intermediate = spec_.expert.intermediate_size,
-                            .gated = spec_.expert.gated};
+                            .gated = spec_.expert.gated,
+                            .bias = spec_.expert.bias};
     return {expert_forms(path + "experts.", sizes, files.experts)};
   }
   std::string norm_before() const override { return "mlp_norm"; }
@@ -97,9 +108,15 @@ SparseMoeBlock::SparseMoeBlock(const MoeSpec& spec, const BuildContext& context)
       placement_(context.experts),
       tensor_parallel_(context.tensor_parallel) {
   router_ = spec.router->build(spec.hidden_size, spec.moe);
-  register_module("gate", router_->module());
+  register_module(spec.router->name(), router_->module());
   experts_ = register_module("experts",
                              std::make_shared<Hooked<Experts>>(spec.expert, num_experts_, spec.experts_class, context));
+  if (!spec.shared) return;
+  shared_ = register_module(spec.shared->name, std::make_shared<Hooked<Mlp>>(spec.shared->mlp, context));
+  if (!spec.shared->gated) return;
+  const Linear::Options options{.in = spec.hidden_size, .out = 1};
+  shared_gate_ = register_module("shared_expert_gate",
+                                 std::make_shared<Hooked<ReplicatedLinear>>(options, context.tensor_parallel));
 }
 
 LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pass) {
@@ -123,7 +140,14 @@ LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pa
   const auto results = sorted.index_select(0, order.place.flatten());
   const auto weighted =
       results.view({tokens.size(0), experts_per_token_, tokens.size(1)}) * routing.weights.unsqueeze(-1);
-  return {tensor_parallel_->own_rows(weighted.sum(1).view(hidden.sizes())), routing.balance, routing.z};
+  auto mixed = tensor_parallel_->own_rows(weighted.sum(1).to(hidden.scalar_type()).view(hidden.sizes()));
+  if (shared_) mixed = mixed + run_shared(own_states);
+  return {std::move(mixed), routing.balance, routing.z};
+}
+
+at::Tensor SparseMoeBlock::run_shared(const at::Tensor& own_states) {
+  const auto output = shared_->forward(own_states);
+  return shared_gate_ ? at::sigmoid(shared_gate_->forward(own_states)) * output : output;
 }
 
 at::Tensor SparseMoeBlock::run_experts(const at::Tensor& rows, const RowGroupsPtr& groups) {

@@ -4,9 +4,11 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "models/layers/linear.h"
 #include "models/layers/mlp.h"
 #include "models/layers/part.h"
 #include "models/moe/experts.h"
@@ -15,6 +17,13 @@
 
 namespace megashard {
 
+/// An MLP beside the experts, for all tokens.
+struct SharedExpertSpec {
+  std::string name{};  ///< of its module
+  MlpSpec mlp{};
+  bool gated = false;  ///< multiplies its output by sigmoid(shared_expert_gate(x))
+};
+
 /// A mixture of experts as a part of a layer.
 struct MoeSpec {
   std::string class_name{}, experts_class{};  ///< of the block and of its experts, for wrap policies
@@ -22,13 +31,14 @@ struct MoeSpec {
   MoeConfig moe{};
   MlpSpec expert{};
   RouterSpecPtr router{};
+  std::optional<SharedExpertSpec> shared{};
 };
 
 PartSpecPtr experts_part(MoeSpec spec);
 
-/// Router `gate` and `experts`. Rows are sorted by expert once; the weighted sum of a token's results takes its place.
-/// With expert parallelism rows travel to the ranks of their experts, and results come back; on a GPU this blocks the
-/// host once per forward.
+/// The router, `experts` and the shared expert if there is one. Rows are sorted by expert once; the weighted sum of
+/// a token's results takes its place. With expert parallelism rows travel to the ranks of their experts, and results
+/// come back; on a GPU this blocks the host once per forward.
 class SparseMoeBlock : public torch::nn::Module {
  public:
   SparseMoeBlock(const MoeSpec& spec, const BuildContext& context);
@@ -41,6 +51,8 @@ class SparseMoeBlock : public torch::nn::Module {
   Experts& experts() const { return *experts_; }  ///< this rank's
 
  private:
+  /// x [B, T, C], this rank's rows -> the shared expert's output.
+  at::Tensor run_shared(const at::Tensor& own_states);
   /// Rows sorted by expert -> their results.
   at::Tensor run_experts(const at::Tensor& rows, const RowGroupsPtr& groups);
 
@@ -51,6 +63,8 @@ class SparseMoeBlock : public torch::nn::Module {
   ProcessGroupPtr ranks_;
   std::shared_ptr<Router> router_;
   std::shared_ptr<Hooked<Experts>> experts_;
+  std::shared_ptr<Hooked<Mlp>> shared_;                    // null: none
+  std::shared_ptr<Hooked<ReplicatedLinear>> shared_gate_;  // null: none
 };
 
 }  // namespace megashard

@@ -5,23 +5,29 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "framework/modules/multi_modal_module.h"
 #include "models/kernels/fused_ops.h"
+#include "parallel/fsdp/recompute_scope.h"
 
 namespace megashard {
 namespace {
 
-/// Routing's balance from the router's probabilities and experts. transformers' loss has its own softmax in the logits'
-/// dtype, equal to the router's in fp32; Megatron's uses the router's.
+/// Routing's balance from the router's probabilities and experts; with `by_own_softmax` from a softmax in the logits'
+/// dtype and its largest.
 at::Tensor balance_of(const at::Tensor& logits, at::Tensor probabilities, at::Tensor experts, const at::Tensor& mask,
-                      int64_t sequences, bool as_transformers) {
-  if (logits.scalar_type() != at::kFloat && as_transformers) {
+                      int64_t sequences, bool by_own_softmax) {
+  if (by_own_softmax) {
     const auto own = at::softmax(logits, -1);
     experts = std::get<1>(at::topk(own, experts.size(1), -1));
     probabilities = own.to(at::kFloat);
@@ -46,40 +52,130 @@ at::Tensor squared_sums(const at::Tensor& logits, const at::Tensor& mask) {
   return (mask.defined() ? squares * mask : squares).sum();
 }
 
-/// transformers' Qwen3MoeTopKRouter.
-class SoftmaxRouter : public torch::nn::Module, public SelfInitializing {
+/// scores [N, experts], with those of the groups that are not chosen replaced.
+at::Tensor within_groups(const at::Tensor& scores, const RouterConfig& config) {
+  const auto by_group = scores.view({scores.size(0), config.groups, -1});
+  const bool largest = config.group_score == RouterConfig::GroupScore::kLargest;
+  const auto of_groups =
+      largest ? by_group.amax(-1) : std::get<0>(at::topk(by_group, std::min<int64_t>(2, by_group.size(2)), -1)).sum(-1);
+  const auto chosen = std::get<1>(at::topk(of_groups, config.chosen_groups, -1));
+  const auto others = at::ones_like(of_groups, at::kBool).scatter_(1, chosen, false);
+  const double score = config.others_score_zero ? 0 : -std::numeric_limits<double>::infinity();
+  return by_group.masked_fill(others.unsqueeze(-1), score).flatten(1);
+}
+
+class TopKRouter : public torch::nn::Module, public SelfInitializing {
  public:
-  SoftmaxRouter(std::string class_name, int64_t hidden_size, MoeConfig config)
-      : class_name_(std::move(class_name)), config_(std::move(config)) {
+  TopKRouter(std::string class_name, RouterConfig router, int64_t hidden_size, MoeConfig config)
+      : class_name_(std::move(class_name)), router_(router), config_(std::move(config)) {
     weight_ = register_parameter("weight", at::empty({config_.num_experts, hidden_size}));
+    if (router_.bias) bias_ = register_parameter("bias", at::empty({config_.num_experts}));
+    if (router_.corrects_choice)
+      correction_ = register_buffer("e_score_correction_bias", at::zeros({config_.num_experts}));
   }
 
   Routing forward(const at::Tensor& tokens, const at::Tensor& mask, int64_t sequences) {
-    const auto logits = linear(tokens, weight_, at::Tensor());
-    const auto probabilities = at::softmax(logits, -1, at::kFloat);
-    auto [weights, experts] = at::topk(probabilities, config_.experts_per_token, -1);
-    if (config_.normalise_weights) weights = weights / weights.sum(-1, /*keepdim=*/true);
-    auto losses = router_statistics(config_, is_training(), logits, probabilities, experts, mask, sequences);
-    return {weights.to(logits.scalar_type()), experts, std::move(losses.balance), std::move(losses.z)};
+    const auto logits = router_.in_fp32 ? linear(tokens.to(at::kFloat), weight_.to(at::kFloat), at::Tensor())
+                                        : linear(tokens, weight_, bias_);
+    const auto scores = scores_of(logits);
+    auto [weights, experts] = chosen(scores);
+    if (router_.score == RouterConfig::Score::kLogit) weights = at::softmax(weights, -1);
+    if (router_.normalise_weights) weights = weights / (weights.sum(-1, /*keepdim=*/true) + router_.normalise_eps);
+    if (router_.scale != 1) weights = weights * router_.scale;
+    auto losses = router_statistics(config_, is_training(), logits, scores, experts, mask, sequences);
+    return {router_.in_fp32 ? weights : weights.to(logits.scalar_type()), experts, std::move(losses.balance),
+            std::move(losses.z)};
   }
-  void init_own_weights(const WeightInit& init) override { weight_.normal_(0, init.std, init.generator); }
+  void init_own_weights(const WeightInit& init) override {
+    weight_.normal_(0, init.std, init.generator);
+    if (bias_.defined()) bias_.zero_();
+  }
   std::string class_name() const { return class_name_; }
 
+ protected:
+  at::Tensor correction_;  // [experts] fp32; undefined: none
+  RouterConfig router_config() const { return router_; }
+
  private:
+  at::Tensor scores_of(const at::Tensor& logits) const {
+    switch (router_.score) {
+      case RouterConfig::Score::kSoftmax:
+        return at::softmax(logits, -1, at::kFloat);
+      case RouterConfig::Score::kSigmoid:
+        return at::sigmoid(logits.to(at::kFloat));
+      case RouterConfig::Score::kLogit:
+        break;
+    }
+    return logits;
+  }
+
+  /// Scores and indices [N, K] of each token's experts.
+  std::pair<at::Tensor, at::Tensor> chosen(const at::Tensor& scores) const {
+    const bool by_scores = !correction_.defined() && router_.groups == 1;
+    if (by_scores) {
+      auto [values, indices] = at::topk(scores, config_.experts_per_token, -1);
+      return {values, indices};
+    }
+    auto choice = scores.detach();
+    if (correction_.defined()) choice = choice + correction_;
+    if (router_.groups > 1) choice = within_groups(choice, router_);
+    const auto indices = std::get<1>(at::topk(choice, config_.experts_per_token, -1));
+    return {scores.gather(1, indices), indices};
+  }
+
   std::string class_name_;
+  RouterConfig router_;
   MoeConfig config_;
   at::Tensor weight_;  // [experts, C]
+  at::Tensor bias_;    // [experts]; undefined: none
 };
 
-class SoftmaxRouterSpec final : public RouterSpec {
+/// Moves the correction against each expert's load after every step (Megatron's get_updated_expert_bias).
+class BalancingRouter : public TopKRouter, public EndsSteps {
  public:
-  explicit SoftmaxRouterSpec(std::string class_name) : class_name_(std::move(class_name)) {}
+  using TopKRouter::TopKRouter;
+
+  Routing forward(const at::Tensor& tokens, const at::Tensor& mask, int64_t sequences) {
+    auto routing = TopKRouter::forward(tokens, mask, sequences);
+    if (is_training() && is_first_forward()) count(routing.experts);
+    return routing;
+  }
+  at::Tensor take_counts() override {
+    return counts_.defined() ? std::exchange(counts_, {}) : at::zeros_like(correction_);
+  }
+  void end_step(const at::Tensor& sums) override {
+    correction_.add_((sums.mean() - sums).sign(), router_config().bias_update_rate);
+  }
+
+ private:
+  void count(const at::Tensor& experts) {
+    if (!counts_.defined()) counts_ = at::zeros_like(correction_);
+    const auto chosen = experts.flatten();
+    counts_.scatter_add_(0, chosen, at::ones_like(chosen, counts_.options()));
+  }
+
+  at::Tensor counts_;  // [experts], of this step; undefined: zeros
+};
+
+class TopKRouterSpec final : public RouterSpec {
+ public:
+  TopKRouterSpec(std::string class_name, RouterConfig config) : class_name_(std::move(class_name)), config_(config) {}
   std::shared_ptr<Router> build(int64_t hidden_size, const MoeConfig& config) const override {
-    return std::make_shared<RouterOf<SoftmaxRouter>>(class_name_, hidden_size, config);
+    if (config_.corrects_choice && config_.bias_update_rate != 0)
+      return std::make_shared<RouterOf<BalancingRouter>>(class_name_, config_, hidden_size, config);
+    return std::make_shared<RouterOf<TopKRouter>>(class_name_, config_, hidden_size, config);
+  }
+  std::string name() const override { return config_.name; }
+  std::vector<std::string> names_in_fp32() const override {
+    std::vector<std::string> names;
+    if (config_.in_fp32) names.emplace_back("weight");
+    if (config_.corrects_choice) names.emplace_back("e_score_correction_bias");
+    return names;
   }
 
  private:
   std::string class_name_;
+  RouterConfig config_;
 };
 
 }  // namespace
@@ -89,14 +185,17 @@ RouterStatistics router_statistics(const MoeConfig& config, bool trains, const a
                                    int64_t sequences) {
   const bool as_transformers = config.aux_loss_coef != 0, as_megatron = config.has_megatron_losses() && trains;
   RouterStatistics statistics;
+  // transformers' loss has its own softmax, equal to a softmax router's in fp32; Megatron's takes the router's scores.
+  const bool is_same = logits.scalar_type() == at::kFloat && config.router.score == RouterConfig::Score::kSoftmax;
   if (as_transformers || as_megatron)
-    statistics.balance = balance_of(logits, probabilities, experts, mask, sequences, as_transformers);
+    statistics.balance =
+        balance_of(logits, probabilities, experts, mask, sequences, /*by_own_softmax=*/as_transformers && !is_same);
   if (as_megatron && config.z_loss_coef != 0) statistics.z = squared_sums(logits, mask);
   return statistics;
 }
 
-RouterSpecPtr softmax_router(std::string class_name) {
-  return std::make_shared<SoftmaxRouterSpec>(std::move(class_name));
+RouterSpecPtr top_k_router(std::string class_name, RouterConfig config) {
+  return std::make_shared<TopKRouterSpec>(std::move(class_name), config);
 }
 
 namespace {

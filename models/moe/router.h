@@ -18,7 +18,7 @@ namespace megashard {
 
 /// The experts of each token and their weights.
 struct Routing {
-  at::Tensor weights;         ///< [N, K], of the hidden states' dtype
+  at::Tensor weights;         ///< [N, K], of the hidden states' dtype or fp32
   at::Tensor experts;         ///< [N, K] int64
   at::Tensor balance{}, z{};  ///< as in LayerOutput, of this layer
 
@@ -31,7 +31,7 @@ struct Routing {
   }
 };
 
-/// The module `gate` of a layer with experts.
+/// The router of a layer with experts.
 class Router {
  public:
   virtual ~Router() = default;
@@ -57,14 +57,17 @@ class RouterSpec {
  public:
   virtual ~RouterSpec() = default;
   virtual std::shared_ptr<Router> build(int64_t hidden_size, const MoeConfig& config) const = 0;
+  /// Of its module in the block.
+  virtual std::string name() const { return "gate"; }
   /// Parameters and buffers of the router that stay in fp32.
   virtual std::vector<std::string> names_in_fp32() const { return {}; }
 };
 
 using RouterSpecPtr = std::shared_ptr<const RouterSpec>;
 
-/// Softmax in fp32 over the experts' logits, then the K largest (transformers' Qwen3MoeTopKRouter).
-RouterSpecPtr softmax_router(std::string class_name);
+/// Scores in fp32, then the K largest (transformers' Qwen3MoeTopKRouter, DeepseekV3TopkRouter and others). Weights have
+/// the tokens' dtype, with in_fp32 fp32.
+RouterSpecPtr top_k_router(std::string class_name, RouterConfig config);
 
 /// Statistics for the router losses that `config` asks for, as Routing's balance and z; undefined without losses.
 /// logits [N, experts]; probabilities [N, experts] fp32 and experts [N, K] of the router; mask as route()'s.
