@@ -29,7 +29,7 @@ NormedSum normed_sum(const std::shared_ptr<Hooked<Norm>>& norm, const at::Tensor
 }  // namespace
 
 DecoderLayer::DecoderLayer(const LayerSpec& spec, const BuildContext& context)
-    : class_name_(spec.class_name), dropout_(spec.dropout) {
+    : class_name_(spec.class_name), dropout_(spec.dropout), scale_(spec.scale) {
   for (const auto& branch : spec.branches) {
     branches_.push_back({.part = branch.part->build(context), .before = {}, .after = {}});
     register_module(branch.name, branches_.back().part->module());
@@ -44,8 +44,9 @@ DecoderLayer::DecoderLayer(const LayerSpec& spec, const BuildContext& context)
   }
 }
 
-at::Tensor DecoderLayer::with_dropout(const at::Tensor& branch) const {
-  return is_training() && dropout_ > 0 ? at::dropout(branch, dropout_, /*train=*/true) : branch;
+at::Tensor DecoderLayer::as_added(at::Tensor branch) const {
+  if (is_training() && dropout_ > 0) branch = at::dropout(branch, dropout_, /*train=*/true);
+  return scale_ == 1 ? branch : branch * scale_;
 }
 
 LayerOutput DecoderLayer::forward(const at::Tensor& hidden, const Pass& pass) {
@@ -63,7 +64,7 @@ LayerOutput DecoderLayer::forward(const at::Tensor& hidden, const Pass& pass) {
     auto result = each.part->run(normed, pass);
     if (result.balance.defined()) output.balance = std::move(result.balance);
     if (result.z.defined()) output.z = std::move(result.z);
-    branch = with_dropout(each.after ? each.after->forward(result.hidden) : result.hidden);
+    branch = as_added(each.after ? each.after->forward(result.hidden) : result.hidden);
   }
   output.hidden = output.hidden + branch;
   return output;
@@ -204,7 +205,8 @@ ModelOutput DecoderModel::forward(Batch input) {
 
 ModelOutput DecoderModel::head_output(const at::Tensor& states, const Batch& input) {
   const auto& ranks = *context_.tensor_parallel;
-  const auto hidden = ranks.enter(states);
+  const double scale = network_.config.logit_scale;
+  const auto hidden = ranks.enter(scale == 1 ? states : states * scale);
   const at::Tensor labels = input.labels(), weights = input.find(kLossWeights);
   if (!labels.defined()) {
     const auto logits = lm_head_->forward(hidden);

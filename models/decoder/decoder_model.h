@@ -30,10 +30,11 @@ class DecoderLayer : public torch::nn::Module {
     std::shared_ptr<Hooked<Norm>> before, after;  // null: none
   };
 
-  at::Tensor with_dropout(const at::Tensor& branch) const;
+  /// A branch's output as it is added: with dropout and scale.
+  at::Tensor as_added(at::Tensor branch) const;
 
   std::string class_name_;
-  double dropout_;
+  double dropout_, scale_;
   std::vector<BuiltBranch> branches_;
 };
 

@@ -3,13 +3,18 @@
 #include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/logaddexp.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -23,16 +28,10 @@
 #include "parallel/sequence_parallel/block_attention.h"
 #include "parallel/sequence_parallel/ring_attention.h"
 #include "parallel/sequence_parallel/ulysses.h"
+#include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
 namespace {
-
-/// Reorders the first `dims` channels, even ones before odd ones, so that pairs of neighbours become pairs of halves.
-/// Queries and keys are permuted equally, so their products are unchanged.
-at::Tensor neighbours_to_halves(const at::Tensor& x, int64_t dims) {
-  const auto halves = x.narrow(3, 0, dims).unflatten(3, {dims / 2, 2}).transpose(3, 4).flatten(3);
-  return at::cat({halves, x.narrow(3, dims, x.size(3) - dims)}, 3);
-}
 
 class AttentionPart final : public PartSpec {
  public:
@@ -47,7 +46,8 @@ class AttentionPart final : public PartSpec {
                groups = static_cast<double>(spec_.num_kv_heads), length = static_cast<double>(sequence_length);
     const double window = spec_.window > 0 ? std::min(static_cast<double>(spec_.window), length) : length;
     const double keys = window - window * window / (2.0 * length);
-    return 12.0 * static_cast<double>(spec_.head_dim) * heads * (hidden + hidden * groups / heads + keys);
+    const double gate = spec_.output_gate ? hidden / 2 : 0;
+    return 12.0 * static_cast<double>(spec_.head_dim) * heads * (hidden + gate + hidden * groups / heads + keys);
   }
   std::vector<SharedSize> sizes_over_ranks() const override {
     return {{spec_.num_heads, "attention heads"}, {spec_.num_kv_heads, "key and value heads"}};
@@ -55,11 +55,13 @@ class AttentionPart final : public PartSpec {
   void check_sequence_ranks(const std::string& model, int64_t ranks, int64_t tensor_parallel) const override {
     check_ulysses_heads(model, spec_.num_heads / tensor_parallel, spec_.num_kv_heads / tensor_parallel, ranks);
   }
+  void check_tensor_ranks(const std::string& model) const override {
+    require(!spec_.norms_all_heads,
+            model + " norms the queries and keys of all heads together, which --tensor-model-parallel-size would cut; "
+                    "leave it out.");
+  }
   void check_sequence_ring(const std::string& model) const override {
-    require(spec_.dropout == 0,
-            c10::str(model, " has an attention dropout of ", spec_.dropout,
-                     ", and ring attention has none; give --attention-dropout 0 (in config.json attention_dropout), or "
-                     "--context-parallel-algo ulysses_cp_algo."));
+    require_no_dropout_in_ring(model, spec_.dropout);
   }
   std::vector<std::string> paths_of(const std::string& megatron_part) const override {
     if (megatron_part == "core_attn") return {"core_attention"};
@@ -74,9 +76,24 @@ class AttentionPart final : public PartSpec {
 
 }  // namespace
 
+void require_no_dropout_in_ring(const std::string& model, double dropout) {
+  require(dropout == 0,
+          c10::str(model, " has an attention dropout of ", dropout,
+                   ", and ring attention has none; give --attention-dropout 0 (in config.json attention_dropout), or "
+                   "--context-parallel-algo ulysses_cp_algo."));
+}
+
+at::Tensor neighbours_to_halves(const at::Tensor& x, int64_t dims) {
+  const auto halves = x.narrow(3, 0, dims).unflatten(3, {dims / 2, 2}).transpose(3, 4).flatten(3);
+  return dims == x.size(3) ? halves : at::cat({halves, x.narrow(3, dims, x.size(3) - dims)}, 3);
+}
+
 PartSpecPtr attention_part(AttentionSpec spec) { return std::make_shared<AttentionPart>(std::move(spec)); }
 
-at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span) {
+at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span,
+                                  const at::Tensor& sinks) {
+  const int64_t missing = q.size(3) - v.size(3);
+  if (missing > 0) return forward(q, k, at::constant_pad_nd(v, {0, missing}), span, sinks).narrow(3, 0, v.size(3));
   if (span.sequence.ring) {
     const bool by_fp32 = by_way_of_fp32(q);
     const auto computed = [&](const at::Tensor& x) { return by_fp32 ? x.to(at::kFloat) : x; };
@@ -84,7 +101,7 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
                         .window = span.window};
     return ring_attention(computed(q), computed(k), computed(v), mask, scale_, span.sequence).to(q.scalar_type());
   }
-  return causal_attention(q, k, v, span, {.dropout = is_training() ? dropout_ : 0.0, .scale = scale_});
+  return causal_attention(q, k, v, span, {.dropout = is_training() ? dropout_ : 0.0, .scale = scale_, .sinks = sinks});
 }
 
 Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
@@ -95,6 +112,8 @@ Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
       head_dim_(spec.head_dim),
       rotary_(spec.rotary),
       rotary_interleaved_(spec.rotary_interleaved),
+      norms_all_heads_(spec.norms_all_heads),
+      output_gate_(spec.output_gate),
       window_(spec.window) {
   const int64_t hidden = spec.hidden_size;
   const int64_t queries = spec.num_heads * head_dim_;
@@ -103,16 +122,23 @@ Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
     const Linear::Options options{.in = hidden, .out = out, .bias = spec.qkv_bias};
     return register_module(name, std::make_shared<Hooked<ColumnParallelLinear>>(options, ranks_));
   };
-  const auto q_proj = projection("q_proj", queries);
+  const auto q_proj = projection("q_proj", output_gate_ ? 2 * queries : queries);
   const auto k_proj = projection("k_proj", keys);
   projections_ = JointLinears({q_proj, k_proj, projection("v_proj", keys)});
   const Linear::Options options{
       .in = queries, .out = hidden, .bias = spec.out_bias, .init_scale = spec.output_init_scale};
   o_proj_ = register_module("o_proj", std::make_shared<Hooked<RowParallelLinear>>(options, ranks_));
-  core_attention_ = register_module("core_attention", std::make_shared<Hooked<CoreAttention>>(spec));
+  core_attention_ =
+      register_module("core_attention", std::make_shared<Hooked<CoreAttention>>(spec.dropout, spec.scale));
+  if (spec.sinks) sinks_ = register_parameter("sinks", at::empty({num_heads_}));
   if (!spec.head_norm) return;
-  q_norm_ = register_module("q_norm", std::make_shared<Hooked<Norm>>(*spec.head_norm, ranks_, NormInput::kHeads));
-  k_norm_ = register_module("k_norm", std::make_shared<Hooked<Norm>>(*spec.head_norm, ranks_, NormInput::kHeads));
+  const auto norm = [&](const char* name, int64_t channels) {
+    NormSpec of_heads = *spec.head_norm;
+    if (norms_all_heads_) of_heads.width = channels;
+    return register_module(name, std::make_shared<Hooked<Norm>>(std::move(of_heads), ranks_, NormInput::kHeads));
+  };
+  q_norm_ = norm("q_norm", queries);
+  k_norm_ = norm("k_norm", keys);
 }
 
 std::vector<at::Tensor> Attention::heads_of(const std::vector<at::Tensor>& projected,
@@ -122,14 +148,19 @@ std::vector<at::Tensor> Attention::heads_of(const std::vector<at::Tensor>& proje
   if (turns && !q_norm_ && !rotary_interleaved_ && can_rotate_columns(projected, cos))
     return rotate_columns_(projected, head_dim_, cos, sin);
   const auto cut = [&](const at::Tensor& x, int64_t heads) { return x.view({x.size(0), x.size(1), heads, head_dim_}); };
-  auto q = cut(projected[0], num_heads_), k = cut(projected[1], num_kv_heads_);
+  const auto norm_of_all = [this](const std::shared_ptr<Hooked<Norm>>& norm, const at::Tensor& x) {
+    return norms_all_heads_ ? norm->forward(x) : x;
+  };
+  auto q = cut(norm_of_all(q_norm_, projected[0]), num_heads_),
+       k = cut(norm_of_all(k_norm_, projected[1]), num_kv_heads_);
+  const bool norms_heads = q_norm_ && !norms_all_heads_;
   const bool at_once =
-      q_norm_ && turns && !rotary_interleaved_ && q_norm_->is_transparent() && k_norm_->is_transparent();
+      norms_heads && turns && !rotary_interleaved_ && q_norm_->is_transparent() && k_norm_->is_transparent();
   // Contiguous, unless others share the memory: otherwise attention would keep all of it alive.
   const bool alone = turns && !at_once;
   const auto v = cut(alone ? projected[2].contiguous() : projected[2], num_kv_heads_);
   if (at_once) return {q_norm_->forward_rotated(q, cos, sin), k_norm_->forward_rotated(k, cos, sin), v};
-  if (q_norm_) {
+  if (norms_heads) {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
   }
@@ -142,9 +173,28 @@ std::vector<at::Tensor> Attention::heads_of(const std::vector<at::Tensor>& proje
   return {rotate(q, cos, sin), rotate(k, cos, sin), v};
 }
 
+void Attention::init_own_weights(const WeightInit& init) {
+  if (sinks_.defined()) draw_weight(sinks_, {num_heads_ * ranks_->size()}, 0, *ranks_, init.std, init);
+}
+
+void Attention::declare_cut(const DeviceMeshPtr& mesh) {
+  if (sinks_.defined() && ranks_->size() > 1) set_tensor_parallel(sinks_, mesh, Placement::shard(0));
+}
+
+std::pair<at::Tensor, at::Tensor> Attention::queries_and_gates(const at::Tensor& projected) const {
+  const auto both = projected.unflatten(2, {num_heads_, 2 * head_dim_});
+  return {both.narrow(3, 0, head_dim_), both.narrow(3, head_dim_, head_dim_)};
+}
+
 at::Tensor Attention::forward(const at::Tensor& own, const Pass& pass) {
-  const auto heads =
-      heads_of(projections_.forward(ranks_->enter(own)), rotary_ ? pass.rotary[*rotary_] : RotaryTables());
+  auto projected = projections_.forward(ranks_->enter(own));
+  at::Tensor gate;
+  if (output_gate_) {
+    const auto [queries, gates] = queries_and_gates(projected[0]);
+    projected[0] = queries.flatten(2);
+    gate = gates;
+  }
+  const auto heads = heads_of(projected, rotary_ ? pass.rotary[*rotary_] : RotaryTables());
   // The ranks that share this rank's rows gather them, each with some of the heads.
   const SequenceShard rows = pass.span.sequence.of_place();
   const int64_t sharing = rows.is_whole() ? 1 : rows.group->size();
@@ -152,8 +202,11 @@ at::Tensor Attention::forward(const at::Tensor& own, const Pass& pass) {
   const auto whole = gather_sequence({heads[0], keys, values}, rows);
   KeySpan span = pass.span;
   span.window = window_;
-  const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], span);
-  return o_proj_->forward(scatter_sequence(mixed, rows).flatten(2));
+  at::Tensor sinks = sinks_;
+  if (sinks.defined() && !rows.is_whole()) sinks = sinks.chunk(sharing)[static_cast<size_t>(rows.group->rank())];
+  const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], span, sinks);
+  const auto of_rows = scatter_sequence(mixed, rows);
+  return o_proj_->forward((gate.defined() ? of_rows * at::sigmoid(gate) : of_rows).flatten(2));
 }
 
 namespace {
@@ -174,13 +227,20 @@ bool is_wanted() {
 
 at::Tensor with_dense_channels(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
+/// With a sink, a query's weights are those of softmax over its scores and the sink; so are the kernel's in backward,
+/// from the log-sum-exp of all of them.
 struct AttentionFunction : Function<AttentionFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& q_in, const at::Tensor& k_in,
                           const at::Tensor& v_in, const std::optional<at::Tensor>& key_begins, int64_t window,
-                          double scale) {
+                          double scale, const std::optional<at::Tensor>& sinks) {
     const auto q = with_dense_channels(q_in), k = with_dense_channels(k_in), v = with_dense_channels(v_in);
-    const auto [out, lse] = fused_operators().attention(q, k, v, key_begins, window, scale);
-    context->save_for_backward({q, k, v, out, lse, key_begins.value_or(at::Tensor())});
+    auto [out, lse] = fused_operators().attention(q, k, v, key_begins, window, scale);
+    if (sinks) {
+      const auto of_all = at::logaddexp(lse, sinks->to(at::kFloat).unsqueeze(-1));  // [B, H, T]
+      out = (out * (lse - of_all).exp().transpose(1, 2).unsqueeze(-1)).to(out.scalar_type());
+      lse = of_all;
+    }
+    context->save_for_backward({q, k, v, out, lse, key_begins.value_or(at::Tensor()), sinks.value_or(at::Tensor())});
     context->saved_data["window"] = window;
     context->saved_data["scale"] = scale;
     return out;
@@ -193,7 +253,14 @@ struct AttentionFunction : Function<AttentionFunction> {
     const auto [grad_q, grad_k, grad_v] = fused_operators().attention_backward(
         with_dense_channels(grads[0]), saved[0], saved[1], saved[2], saved[3], saved[4], key_begins,
         context->saved_data["window"].toInt(), context->saved_data["scale"].toDouble());
-    return {grad_q, grad_k, grad_v, Variable(), Variable(), Variable()};
+    const auto &out = saved[3], &lse = saved[4], &sinks = saved[6];
+    at::Tensor grad_sinks;
+    if (sinks.defined()) {
+      const auto share = (sinks.to(at::kFloat).unsqueeze(-1) - lse).exp();  // the sink's weight
+      const auto products = (grads[0] * out).sum(-1, /*keepdim=*/false, at::kFloat).transpose(1, 2);
+      grad_sinks = -(share * products).sum(at::IntArrayRef{0, 2}).to(sinks.scalar_type());
+    }
+    return {grad_q, grad_k, grad_v, Variable(), Variable(), Variable(), grad_sinks};
   }
 };
 
@@ -204,9 +271,9 @@ bool has_fused_attention(const at::Tensor& q) {
 }
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeyRange& range,
-                           double scale) {
-  const auto begins = range.key_begins.defined() ? std::optional(range.key_begins) : std::nullopt;
-  return AttentionFunction::apply(q, k, v, begins, range.window, scale);
+                           double scale, const at::Tensor& sinks) {
+  const auto given = [](const at::Tensor& each) { return each.defined() ? std::optional(each) : std::nullopt; };
+  return AttentionFunction::apply(q, k, v, given(range.key_begins), range.window, scale, given(sinks));
 }
 
 namespace {
@@ -218,8 +285,24 @@ struct Heads {
   at::Tensor q, k, v;  ///< [B, T, heads, D]
 };
 
+at::Tensor attend(const Heads& x, const std::optional<at::Tensor>& allowed, const AttentionOptions& options);
+
+/// attend() with a further key of zeros, whose score is the sink and whose value is zero.
+at::Tensor attend_with_sinks(const Heads& x, std::optional<at::Tensor> allowed, AttentionOptions options) {
+  const int64_t queries = x.q.size(1), keys = x.k.size(1), heads = x.q.size(2);
+  if (!allowed) allowed = at::ones({queries, keys}, x.q.options().dtype(at::kBool)).tril();
+  const auto mask = at::zeros({queries, keys}, x.q.options())
+                        .masked_fill(allowed->logical_not(), -std::numeric_limits<double>::infinity());
+  const auto sink = options.sinks.to(x.q.scalar_type()).view({1, heads, 1, 1}).expand({1, heads, queries, 1});
+  const auto with_zeros = [](const at::Tensor& each) { return at::constant_pad_nd(each, {0, 0, 0, 0, 0, 1}); };
+  options.sinks = at::Tensor();
+  return attend({x.q, with_zeros(x.k), with_zeros(x.v)}, at::cat({mask.expand({1, heads, queries, keys}), sink}, 3),
+                options);
+}
+
 /// The last query has the last key. Without `allowed`: as many queries as keys, causal.
 at::Tensor attend(const Heads& x, const std::optional<at::Tensor>& allowed, const AttentionOptions& options) {
+  if (options.sinks.defined()) return attend_with_sinks(x, allowed, options);
   const auto heads_first = [](const at::Tensor& each) { return each.transpose(1, 2); };
   return at::scaled_dot_product_attention(heads_first(x.q), heads_first(x.k), heads_first(x.v), allowed,
                                           options.dropout, /*is_causal=*/!allowed, options.scale,
@@ -303,14 +386,16 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
   const bool is_plain = options.dropout == 0 && v.size(3) == q.size(3);
   if (is_plain && has_fused_attention(q)) {
     const KeyRange range{span.documents ? span.documents->begins : at::Tensor(), span.window};
-    return fused_attention(q, k, v, range, options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3)))));
+    const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
+    return fused_attention(q, k, v, range, scale, options.sinks);
   }
   if (by_way_of_fp32(q))
     return causal_attention(q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), span, options).to(q.scalar_type());
   const Heads heads{q, k, v};
   const bool sees_all = !span.documents && (span.window == 0 || span.window >= q.size(1));
   if (sees_all) return attend(heads, std::nullopt, options);
-  return has_flash_kernel(q) ? by_flash(heads, span, options) : by_pieces(heads, span, options);
+  return has_flash_kernel(q) && !options.sinks.defined() ? by_flash(heads, span, options)
+                                                         : by_pieces(heads, span, options);
 }
 
 }  // namespace megashard

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/layers/linear.h"
@@ -26,9 +27,13 @@ struct AttentionSpec {
   int64_t head_dim = 0;
   bool qkv_bias = false;
   bool out_bias = false;
+  bool output_gate =
+      false;  ///< rows of q_proj: of each head its queries, then a gate of its output: out * sigmoid(gate)
   std::optional<NormSpec> head_norm{};  ///< of each head of queries and keys, before the rotation
+  bool norms_all_heads = false;         ///< head_norm is of all heads together instead
   std::optional<size_t> rotary{};       ///< tables of the rotation: an index into Pass::rotary; unset: no rotation
   bool rotary_interleaved = false;
+  bool sinks = false;             ///< a parameter of each head: the score of a key without a value
   int64_t window = 0;             ///< number of keys that a query sees, including its own; 0: all up to its own
   std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
   double dropout = 0;             ///< of attention weights, in training
@@ -40,11 +45,14 @@ PartSpecPtr attention_part(AttentionSpec spec);
 /// Attention without parameters, as a module that can be recomputed or offloaded (Megatron's core_attention).
 class CoreAttention : public torch::nn::Module {
  public:
-  explicit CoreAttention(const AttentionSpec& spec) : dropout_(spec.dropout), scale_(spec.scale) {}
+  /// As in AttentionSpec.
+  CoreAttention(double dropout, std::optional<double> scale) : dropout_(dropout), scale_(scale) {}
 
-  /// q [B, T, H, D], k and v [B, T, G, D] -> [B, T, H, D]. With a ring the T rows are this rank's, and keys of the
-  /// other ranks are received here.
-  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span);
+  /// q [B, T, H, D], k [B, T, G, D], v [B, T, G, V] with V <= D -> [B, T, H, V]. With a ring the T rows are this
+  /// rank's, and keys of the other ranks are received here.
+  /// `sinks` [H]: see AttentionSpec; undefined: none.
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span,
+                     const at::Tensor& sinks);
 
  private:
   double dropout_;
@@ -53,14 +61,18 @@ class CoreAttention : public torch::nn::Module {
 
 /// Modules q_proj, k_proj, v_proj, o_proj, q_norm and k_norm if there are norms of heads, and core_attention:
 /// causal_attention or ring_attention. Key and value heads are not expanded.
-class Attention : public torch::nn::Module {
+class Attention : public torch::nn::Module, public SelfInitializing, public CutOverRanks {
  public:
   Attention(const AttentionSpec& spec, const BuildContext& context);
 
   at::Tensor forward(const at::Tensor& hidden, const Pass& pass);  // [B, T, C] -> [B, T, C]
+  void init_own_weights(const WeightInit& init) override;
+  void declare_cut(const DeviceMeshPtr& mesh) override;
   std::string class_name() const { return class_name_; }
 
  private:
+  /// Splits q_proj's output [B, T, rows] into queries and gates [B, T, heads, head_dim].
+  std::pair<at::Tensor, at::Tensor> queries_and_gates(const at::Tensor& projected) const;
   /// Queries, keys and values [B, T, heads, head_dim] from the projections, after norm and rotary embedding.
   std::vector<at::Tensor> heads_of(const std::vector<at::Tensor>& projected, const RotaryTables& rotary) const;
 
@@ -70,13 +82,21 @@ class Attention : public torch::nn::Module {
   int64_t num_kv_heads_;
   int64_t head_dim_;
   std::optional<size_t> rotary_;
-  bool rotary_interleaved_;
+  bool rotary_interleaved_, norms_all_heads_, output_gate_;
   int64_t window_;
   JointLinears projections_;  // q_proj, k_proj, v_proj
   std::shared_ptr<Hooked<RowParallelLinear>> o_proj_;
   std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_;
   std::shared_ptr<Hooked<CoreAttention>> core_attention_;
+  at::Tensor sinks_;  // [heads of this rank]; undefined: none
 };
+
+/// Throws for a ring of ranks and a dropout of attention weights.
+void require_no_dropout_in_ring(const std::string& model, double dropout);
+
+/// Reorders the first `dims` channels of x [B, T, heads, D], even ones before odd ones, so that pairs of neighbours
+/// become pairs of halves. Queries and keys are permuted equally, so their products are unchanged.
+at::Tensor neighbours_to_halves(const at::Tensor& x, int64_t dims);
 
 /// Keys that a query sees: up to its own, from `key_begins` on, and within the window.
 struct KeyRange {
@@ -89,20 +109,21 @@ bool has_fused_attention(const at::Tensor& q);
 
 /// softmax(scale q k^T) v over the keys that each query sees, with attention_kernels.h: scores are not stored, and
 /// blocks of unseen keys are skipped. q [B, T, H, D], k and v [B, T, G, D], G a divisor of H, any strides; returns [B,
-/// T, H, D], contiguous. First derivatives only.
+/// T, H, D], contiguous. `sinks` [H] or undefined. First derivatives only.
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeyRange& range,
-                           double scale);
+                           double scale, const at::Tensor& sinks = {});
 
 struct AttentionOptions {
   double dropout = 0;             ///< of attention weights
   std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(D)
+  at::Tensor sinks{};             ///< [H]: scores of a key without a value, for each head; undefined: none
 };
 
 /// Attention over the keys that each query sees according to `span`, for sequences that are not sharded. q [B, T, H,
 /// D], k and v [B, T, G, D], G a divisor of H -> [B, T, H, D]. Uses fused_attention() on CPUs, and one call of
 /// LibTorch's flash attention on GPUs for fp16 or bf16. Otherwise, and with dropout, calls scaled_dot_product_attention
 /// for each document, and for each part of a document longer than the window, so that masks are no larger than such a
-/// part and its keys.
+/// part and its keys; so do GPUs with sinks.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span,
                             const AttentionOptions& options);
 

@@ -133,6 +133,10 @@ void RowParallelLinear::init_own_weights(const WeightInit& init) {
   if (bias.defined()) bias.zero_();
 }
 
+at::Tensor ReplicatedLinear::forward(const at::Tensor& x) {
+  return product(x, ranks_->for_own_rows(weight), bias.defined() ? ranks_->for_own_rows(bias) : bias);
+}
+
 namespace {
 
 using torch::autograd::AutogradContext;

@@ -101,6 +101,16 @@ class RowParallelLinear : public Linear, public CutOverRanks {
   TensorParallelRanksPtr ranks_;
 };
 
+/// A linear layer that each tensor-parallel rank has as a whole: this rank's hidden states -> their outputs.
+class ReplicatedLinear : public Linear {
+ public:
+  ReplicatedLinear(const Options& options, TensorParallelRanksPtr ranks) : Linear(options), ranks_(std::move(ranks)) {}
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  TensorParallelRanksPtr ranks_;
+};
+
 /// True if JointLinears can use one product: weights of x's dtype that are adjacent in memory
 /// (parallel/fsdp/adjacent_parameters.h).
 bool can_join(const at::Tensor& x, at::TensorList weights);

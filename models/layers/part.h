@@ -44,6 +44,8 @@ class PartSpec {
   virtual double training_flops(int64_t sequence_length) const = 0;
   /// Sizes that --tensor-model-parallel-size must divide.
   virtual std::vector<SharedSize> sizes_over_ranks() const { return {}; }
+  /// Throws if tensor-parallel ranks cannot share it, whatever their number.
+  virtual void check_tensor_ranks(const std::string& /*model*/) const {}
   /// Throws if `ranks` ranks cannot share the rows of a sequence by exchanging heads (Ulysses). `model`: for the
   /// message; `tensor_parallel`: number of ranks that share the heads already.
   virtual void check_sequence_ranks(const std::string& /*model*/, int64_t /*ranks*/,

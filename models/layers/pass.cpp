@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <c10/core/InferenceMode.h>
@@ -190,6 +191,13 @@ at::Tensor begins_of(const std::vector<int64_t>& lengths, int64_t rows, int64_t 
 }
 
 }  // namespace
+
+at::Tensor Documents::token_begins(int64_t rows, int64_t length, c10::Device device) const {
+  if (begins.defined()) return begins;
+  const auto tokens = at::arange(rows * length, at::TensorOptions(at::kInt).device(device));
+  const auto document = at::searchsorted(ends, tokens, /*out_int32=*/false, /*right=*/true) - 1;
+  return ends.index_select(0, document).to(at::kLong).remainder(length).view({rows, length});
+}
 
 std::shared_ptr<const Documents> Documents::of(const at::Tensor& lengths, int64_t rows, int64_t length, bool in_ring,
                                                c10::Device device) {

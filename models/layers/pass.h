@@ -66,6 +66,9 @@ struct Documents {
   at::Tensor ends;               ///< without ring on GPUs: [documents + 1] int32: 0, then the end of each in all rows
   at::Tensor begins;             ///< with a ring and on CPUs: [B, T] int64, the start of a token's document in its row
 
+  /// [B, T] int64 on the device: the start of each token's document in its row. Does not block the host.
+  at::Tensor token_begins(int64_t rows, int64_t length, c10::Device device) const;
+
   /// From Batch::document_lengths, for `rows` rows of `length` tokens, which a ring shards. Does not block the host.
   /// Null without lengths; throws if they do not add up to the rows.
   static std::shared_ptr<const Documents> of(const at::Tensor& lengths, int64_t rows, int64_t length, bool in_ring,

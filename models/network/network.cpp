@@ -31,9 +31,15 @@ MlpSpec mlp_of(const DecoderConfig& config, int64_t intermediate_size) {
           .output_init_scale = config.output_init_scale};
 }
 
+std::optional<SharedExpertSpec> shared_expert_of(const DecoderConfig& config) {
+  const auto& shared = config.moe.shared;
+  if (shared.intermediate_size == 0) return std::nullopt;
+  return SharedExpertSpec{shared.name, mlp_of(config, shared.intermediate_size), shared.gated};
+}
+
 /// Index of the layer's tables in Network::rotaries.
 std::optional<size_t> rotary_index(const DecoderConfig& config, int64_t layer) {
-  if (config.positions != PositionKind::kRotary) return std::nullopt;
+  if (!config.is_rotated(layer)) return std::nullopt;
   return config.sliding_rotary && config.is_sliding(layer) ? 1 : 0;
 }
 
@@ -56,21 +62,28 @@ PartSpecPtr attention_of(const DecoderConfig& config, int64_t index) {
                      .out_bias = config.attention_out_bias,
                      .rotary = rotary_index(config, index),
                      .rotary_interleaved = config.rotary.interleaved,
+                     .sinks = config.attention_sinks,
                      .window = config.is_sliding(index) ? config.sliding_window : 0,
                      .scale = config.attention_scale,
                      .dropout = config.attention_dropout,
                      .output_init_scale = config.output_init_scale};
-  if (config.qk_norm) spec.head_norm = norm_of(config, config.head_dim);
+  spec.output_gate = config.attention_gate;
+  spec.norms_all_heads = config.qk_norm_of_all_heads;
+  if (config.qk_norm || spec.norms_all_heads) spec.head_norm = norm_of(config, config.head_dim);
   return attention_part(std::move(spec));
 }
 
 PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router) {
+  auto expert = mlp_of(config, config.moe.intermediate_size);
+  expert.bias = config.moe.bias;
+  expert.clamped = config.moe.clamped;
   return experts_part({.class_name = config.names.moe,
                        .experts_class = config.names.experts,
                        .hidden_size = config.hidden_size,
                        .moe = config.moe,
-                       .expert = mlp_of(config, config.moe.intermediate_size),
-                       .router = router ? std::move(router) : softmax_router(config.names.router)});
+                       .expert = std::move(expert),
+                       .router = router ? std::move(router) : top_k_router(config.names.router, config.moe.router),
+                       .shared = shared_expert_of(config)});
 }
 
 PartSpecPtr mlp_or_experts_of(const DecoderConfig& config, int64_t index) {
@@ -81,16 +94,21 @@ LayerSpec decoder_layer(const DecoderConfig& config, int64_t index) {
   const auto norm = [&](const char* name) { return NamedNorm{name, hidden_norm(config)}; };
   Branch attention{.name = "self_attn", .part = attention_of(config, index), .before = norm("input_layernorm")};
   Branch mlp{.name = "mlp", .part = mlp_or_experts_of(config, index)};
-  if (config.sandwich_norms) {
+  if (config.sandwich_norms || config.post_norms) {
     attention.after = norm("post_attention_layernorm");
     mlp.before = norm("pre_feedforward_layernorm");
     mlp.after = norm("post_feedforward_layernorm");
   } else {
     mlp.before = norm("post_attention_layernorm");
   }
+  if (config.post_norms) {
+    attention.before.reset();
+    mlp.before.reset();
+  }
   return {.class_name = config.names.layer,
           .branches = {std::move(attention), std::move(mlp)},
-          .dropout = config.hidden_dropout};
+          .dropout = config.hidden_dropout,
+          .scale = config.residual_scale};
 }
 
 Network decoder_network(DecoderConfig config, const DescribeLayer& layer) {

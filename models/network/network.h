@@ -20,7 +20,7 @@ struct NamedNorm {
   NormSpec norm;
 };
 
-/// x + after(part(before(x))).
+/// x + scale * after(part(before(x))), with the layer's scale.
 struct Branch {
   std::string name;  ///< of the part among the layer's modules
   PartSpecPtr part;
@@ -33,6 +33,7 @@ struct LayerSpec {
   std::string class_name{};  ///< for wrap policies
   std::vector<Branch> branches;
   double dropout = 0;  ///< of each branch's output
+  double scale = 1;    ///< factor of each branch's output
 };
 
 /// A language model as a value: a decoder, and maybe an encoder of its items, without ranks, flags and files.
@@ -47,9 +48,10 @@ struct Network {
 /// Describes layer `index` of a network.
 using DescribeLayer = std::function<LayerSpec(const DecoderConfig& config, int64_t index)>;
 
-/// Attention, then an MLP or experts, each after a norm, with sandwich norms also before one. Named as in transformers'
-/// Llama: input_layernorm, self_attn, post_attention_layernorm, mlp; in Gemma's sandwich post_attention_layernorm is
-/// the norm after attention, and pre_feedforward_layernorm and post_feedforward_layernorm enclose the MLP.
+/// Attention, then an MLP or experts, each after a norm, with sandwich norms also before one, with post norms only
+/// before one. Named as in transformers' Llama: input_layernorm, self_attn, post_attention_layernorm, mlp; in Gemma's
+/// sandwich post_attention_layernorm is the norm after attention, and pre_feedforward_layernorm and
+/// post_feedforward_layernorm enclose the MLP; of these OLMo 2 has the norms after attention and after the MLP.
 LayerSpec decoder_layer(const DecoderConfig& config, int64_t index);
 
 /// The network of a configuration.
@@ -59,7 +61,7 @@ Network decoder_network(DecoderConfig config, const DescribeLayer& layer = decod
 NormSpec hidden_norm(const DecoderConfig& config);
 PartSpecPtr attention_of(const DecoderConfig& config, int64_t index);
 PartSpecPtr mlp_or_experts_of(const DecoderConfig& config, int64_t index);
-/// `router`: null: softmax over all experts, then the K largest.
+/// `router`: null: the configuration's (top_k_router).
 PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router = nullptr);
 
 /// Visits the parts of all layers.

@@ -1,0 +1,184 @@
+#include "models/layers/gated_delta_net.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softplus.h>
+
+#include <utility>
+#include <vector>
+
+#include "framework/mistakes.h"
+#include "framework/modules/weight_init_mixin.h"
+#include "models/kernels/causal_conv.h"
+#include "models/kernels/delta_rule.h"
+#include "models/kernels/fused_ops.h"
+#include "models/layers/linear.h"
+#include "parallel/sequence_parallel/ulysses.h"
+
+namespace megashard {
+namespace {
+
+/// `conv1d.weight` [channels, 1, width].
+class ShortConv : public torch::nn::Module, public SelfInitializing {
+ public:
+  ShortConv(int64_t channels, int64_t width) { weight = register_parameter("weight", at::empty({channels, 1, width})); }
+  void init_own_weights(const WeightInit& init) override { weight.normal_(0, init.std, init.generator); }
+  at::Tensor weight;
+};
+
+/// The heads of one place among the ranks that share a sequence.
+struct HeadRange {
+  int64_t place = 0, places = 1;
+
+  at::Tensor of(const at::Tensor& heads) const {
+    const int64_t count = heads.size(0) / places;
+    return heads.narrow(0, place * count, count);
+  }
+};
+
+class GatedDeltaNet : public torch::nn::Module, public SelfInitializing {
+ public:
+  GatedDeltaNet(const GatedDeltaNetSpec& spec, const BuildContext& context) : spec_(spec) {
+    const int64_t keys = spec.key_heads * spec.key_dim, values = spec.value_heads * spec.value_dim;
+    const auto projection = [&](const char* name, int64_t out) {
+      const Linear::Options options{.in = spec.hidden_size, .out = out};
+      return register_module(name, std::make_shared<Hooked<ColumnParallelLinear>>(options, context.tensor_parallel));
+    };
+    JointLinears::Layers layers;
+    if (spec.packed) {
+      layers.push_back(projection("in_proj_qkvz", 2 * keys + 2 * values));
+      layers.push_back(projection("in_proj_ba", 2 * spec.value_heads));
+    } else {
+      layers.push_back(projection("in_proj_qkv", 2 * keys + values));
+      layers.push_back(projection("in_proj_z", values));
+      layers.push_back(projection("in_proj_b", spec.value_heads));
+      layers.push_back(projection("in_proj_a", spec.value_heads));
+    }
+    projections_ = JointLinears(std::move(layers));
+    conv_ = register_module("conv1d", std::make_shared<Hooked<ShortConv>>(2 * keys + values, spec.conv_width));
+    a_log_ = register_parameter("A_log", at::empty({spec.value_heads}));
+    dt_bias_ = register_parameter("dt_bias", at::empty({spec.value_heads}));
+    norm_ = register_module("norm", std::make_shared<Hooked<Norm>>(spec.norm));
+    const Linear::Options options{.in = values, .out = spec.hidden_size, .init_scale = spec.output_init_scale};
+    out_proj_ =
+        register_module("out_proj", std::make_shared<Hooked<RowParallelLinear>>(options, context.tensor_parallel));
+  }
+
+  at::Tensor forward(const at::Tensor& own, const Pass& pass) {
+    const auto x = projected(own);
+    const SequenceShard rows = pass.span.sequence.of_place();
+    const auto keys = gather_sequence({x.q, x.k}, rows);
+    const auto values =
+        gather_sequence({at::cat({x.v, x.write.unsqueeze(-1), x.decay.unsqueeze(-1)}, -1)}, rows)[0].split_with_sizes(
+            {spec_.value_dim, 1, 1}, -1);
+    const HeadRange range = rows.is_whole() ? HeadRange{} : HeadRange{rows.group->rank(), rows.group->size()};
+    const auto begins = pass.span.documents
+                            ? pass.span.documents->token_begins(own.size(0), keys[0].size(1), own.device())
+                            : at::Tensor();
+    const auto mixed = mix(keys[0], keys[1], values[0], values[1].squeeze(-1), values[2].squeeze(-1), begins, range);
+    const auto heads = norm_->forward(scatter_sequence(mixed.to(own.scalar_type()), rows));
+    return out_proj_->forward(swiglu(x.gate.contiguous(), heads.contiguous()).flatten(2));
+  }
+
+  void init_own_weights(const WeightInit& init) override {
+    a_log_.uniform_(0.01, 16, init.generator).log_();
+    dt_bias_.fill_(1);
+  }
+  std::string class_name() const { return spec_.class_name; }
+
+ private:
+  struct Projected {
+    at::Tensor q, k;          // [B, T, Hk, Dk]
+    at::Tensor v, gate;       // [B, T, Hv, Dv]
+    at::Tensor write, decay;  // [B, T, Hv]
+  };
+
+  Projected projected(const at::Tensor& own) const {
+    const auto all = projections_.forward(own);
+    const int64_t keys = spec_.key_heads * spec_.key_dim, values = spec_.value_heads * spec_.value_dim;
+    const auto key_heads = [&](const at::Tensor& x) { return x.unflatten(2, {spec_.key_heads, -1}); };
+    const auto value_heads = [&](const at::Tensor& x) {
+      return x.reshape({x.size(0), x.size(1), spec_.value_heads, spec_.value_dim});
+    };
+    if (!spec_.packed) {
+      const auto qkv = all[0].split_with_sizes({keys, keys, values}, -1);
+      return {key_heads(qkv[0]), key_heads(qkv[1]), value_heads(qkv[2]), value_heads(all[1]), all[2], all[3]};
+    }
+    const int64_t sharing = spec_.value_heads / spec_.key_heads, shared = sharing * spec_.value_dim;
+    const auto qkvz = key_heads(all[0]).split_with_sizes({spec_.key_dim, spec_.key_dim, shared, shared}, -1);
+    const auto ba = key_heads(all[1]).split_with_sizes({sharing, sharing}, -1);
+    return {qkvz[0], qkvz[1], value_heads(qkvz[2]), value_heads(qkvz[3]), ba[0].flatten(2), ba[1].flatten(2)};
+  }
+
+  /// Whole sequences of some heads -> the rule's results, fp32.
+  at::Tensor mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& write,
+                 const at::Tensor& decay, const at::Tensor& begins, const HeadRange& range) const {
+    const int64_t keys = spec_.key_heads * spec_.key_dim;
+    const auto taps = conv_->weight.squeeze(1).split_with_sizes({keys, keys, conv_->weight.size(0) - 2 * keys});
+    const auto convolved = [&](const at::Tensor& heads, const at::Tensor& of_all, int64_t dim) {
+      const auto own = range.of(of_all.unflatten(0, {-1, dim})).flatten(0, 1);
+      return at::silu(causal_conv(heads.flatten(2), own.to(heads.scalar_type()), begins))
+          .to(at::kFloat)
+          .unflatten(2, {-1, dim});
+    };
+    const auto rate = range.of(a_log_).to(at::kFloat).exp();
+    return gated_delta_rule({.q = convolved(q, taps[0], spec_.key_dim),
+                             .k = convolved(k, taps[1], spec_.key_dim),
+                             .v = convolved(v, taps[2], spec_.value_dim),
+                             .decay = -rate * at::softplus(decay.to(at::kFloat) + range.of(dt_bias_)),
+                             .beta = at::sigmoid(write).to(at::kFloat),
+                             .begins = begins});
+  }
+
+  GatedDeltaNetSpec spec_;
+  JointLinears projections_;
+  std::shared_ptr<Hooked<ShortConv>> conv_;
+  at::Tensor a_log_, dt_bias_;  // [Hv]
+  std::shared_ptr<Hooked<Norm>> norm_;
+  std::shared_ptr<Hooked<RowParallelLinear>> out_proj_;
+};
+
+class GatedDeltaNetPart final : public PartSpec {
+ public:
+  explicit GatedDeltaNetPart(GatedDeltaNetSpec spec) : spec_(std::move(spec)) {}
+
+  std::shared_ptr<Part> build(const BuildContext& context) const override {
+    return std::make_shared<PartOf<GatedDeltaNet>>(spec_, context);
+  }
+  /// The projections, the convolution, and of the rule reading, writing and the result of a state.
+  double training_flops(int64_t /*sequence_length*/) const override {
+    const int64_t keys = spec_.key_heads * spec_.key_dim, values = spec_.value_heads * spec_.value_dim;
+    const int64_t projections = spec_.hidden_size * (2 * keys + 3 * values + 2 * spec_.value_heads);
+    return 6.0 * static_cast<double>(projections + spec_.conv_width * (2 * keys + values) + 3 * values * spec_.key_dim);
+  }
+  void check_tensor_ranks(const std::string& model) const override {
+    require(false, model +
+                       " has layers of the gated delta rule, which --tensor-model-parallel-size does not cut; leave "
+                       "it out, and FSDP2 shards them over all ranks.");
+  }
+  void check_sequence_ranks(const std::string& model, int64_t ranks, int64_t /*tensor_parallel*/) const override {
+    require(spec_.key_heads % ranks == 0,
+            model + " has " + std::to_string(spec_.key_heads) + " key heads in its linear attention, which " +
+                std::to_string(ranks) + " ranks cannot share; choose a --context-parallel-size that divides them.");
+  }
+  void check_sequence_ring(const std::string& model) const override {
+    require(false, model + " has layers of the gated delta rule, whose state passes through the whole sequence, and a "
+                           "ring has no rank with all of it; give --context-parallel-algo ulysses_cp_algo.");
+  }
+  std::vector<std::string> names_in_fp32() const override { return {"A_log", "dt_bias"}; }
+  std::string norm_before() const override { return "attn_norm"; }
+
+ private:
+  GatedDeltaNetSpec spec_;
+};
+
+}  // namespace
+
+PartSpecPtr gated_delta_net_part(GatedDeltaNetSpec spec) {
+  return std::make_shared<GatedDeltaNetPart>(std::move(spec));
+}
+
+}  // namespace megashard
