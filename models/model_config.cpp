@@ -74,6 +74,7 @@ void check_ranks_divide(const Network& network, const Arguments& arguments) {
                                               "; choose a number that does, or leave it out.");
   };
   for_each_part(network, [&](const PartSpec& part) {
+    part.check_tensor_ranks(network.config.names.model);
     for (const auto& each : part.sizes_over_ranks()) must_divide(each.size, each.what);
   });
   must_divide(network.config.vocab_size, "tokens of the vocabulary");
@@ -85,8 +86,8 @@ void check_ranks_divide(const Network& network, const Arguments& arguments) {
   mistakes.throw_if_any();
 }
 
-/// Megatron's losses of routers, of which the one for balance takes the place of config.json's.
-void take_router_losses(MoeConfig& moe, const Arguments& arguments) {
+/// How Megatron's flags balance experts; its loss takes the place of config.json's.
+void take_balance(MoeConfig& moe, const Arguments& arguments) {
   const auto type = arguments.moe_router_load_balancing_type;
   const double balance = type == RouterBalance::kNone ? 0 : arguments.moe_aux_loss_coeff;
   const double z_loss = arguments.moe_z_loss_coeff.value_or(0);
@@ -97,6 +98,11 @@ void take_router_losses(MoeConfig& moe, const Arguments& arguments) {
   moe.balance_coef = balance;
   moe.balances_sequences = type == RouterBalance::kSequence;
   moe.z_loss_coef = z_loss;
+  if (!arguments.moe_router_enable_expert_bias) return;
+  require(moe.router.corrects_choice,
+          "--moe-router-enable-expert-bias needs a model whose routers choose by a bias (e_score_correction_bias), and "
+          "this one has none; leave it out");
+  moe.router.bias_update_rate = arguments.moe_router_bias_update_rate;
 }
 
 /// What flags change of a network that config.json describes.
@@ -107,7 +113,7 @@ void apply_flags(DecoderConfig& config, const Arguments& arguments) {
           flag + " needs a model with experts, and this one has none; leave it out");
   require(config.moe.num_experts % parts == 0, flag + " does not divide the " + std::to_string(config.moe.num_experts) +
                                                    " experts of the model; choose a number that does, or leave it out");
-  take_router_losses(config.moe, arguments);
+  take_balance(config.moe, arguments);
   Mistakes mistakes;
   for (const auto& each : contradictions(config, arguments)) mistakes.add(each);
   mistakes.throw_if_any();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "models/config/read_rotary.h"
 
@@ -21,9 +22,9 @@ void check_sections(const HfConfig& config, const DecoderConfig& network) {
 }
 
 /// As torch's Embedding: -1 is the last row.
-std::optional<int64_t> read_padding(const HfConfig& config, int64_t vocab_size) {
-  if (config.find("pad_token_id") == nullptr) return std::nullopt;
-  const auto pad = config.need<int64_t>("pad_token_id");
+std::optional<int64_t> read_padding(const HfConfig& config, int64_t vocab_size, std::optional<int64_t> fallback) {
+  if (config.is_null("pad_token_id") || (!fallback && config.find("pad_token_id") == nullptr)) return std::nullopt;
+  const auto pad = config.get<int64_t>("pad_token_id", fallback.value_or(0));
   const bool fits = -vocab_size <= pad && pad < vocab_size;
   config.require_computed(fits, "pad_token_id ", pad, " is no token of the vocabulary, of ", vocab_size,
                           "; write null where no token is padding");
@@ -32,8 +33,8 @@ std::optional<int64_t> read_padding(const HfConfig& config, int64_t vocab_size) 
 }
 
 /// Accepts the published files' name and that of transformers 5.
-int64_t read_num_experts(const HfConfig& config) {
-  const auto local = config.get<int64_t>("num_local_experts", 128);
+int64_t read_num_experts(const HfConfig& config, int64_t fallback) {
+  const auto local = config.get("num_local_experts", fallback);
   const auto experts = config.get("num_experts", local);
   TORCH_CHECK(experts == local || config.find("num_local_experts") == nullptr, config.path(), ": num_experts says ",
               experts, " and num_local_experts says ", local, ": keep the one that is right");
@@ -75,7 +76,9 @@ Activation read_activation(const HfConfig& config, const char* key, const std::s
 int64_t read_sliding_window(const HfConfig& config, int64_t fallback) {
   if (config.is_null("sliding_window")) return 0;
   const auto window = config.get("sliding_window", fallback);
-  config.require_computed(window > 0, "sliding_window ", window, " must be positive, or null for full attention");
+  const bool is_absent = config.find("sliding_window") == nullptr;
+  config.require_computed(window > 0 || is_absent, "sliding_window ", window,
+                          " must be positive, or null for full attention");
   return window;
 }
 
@@ -101,6 +104,18 @@ std::vector<int64_t> read_sliding_layers(const HfConfig& config, const DecoderCo
   return layers;
 }
 
+void require_no_windows(const HfConfig& config, const DecoderConfig& network) {
+  read_sliding_layers(config, network, [](int64_t /*layer*/) { return false; });
+}
+
+void require_window_of_all_layers(const HfConfig& config, const DecoderConfig& network) {
+  const int64_t sliding = network.sliding_window > 0 ? network.num_layers : 0;
+  const auto layers = read_sliding_layers(config, network, [sliding](int64_t) { return sliding > 0; });
+  config.require_computed(std::ssize(layers) == sliding, "layer_types says that ", layers.size(),
+                          " layers slide, and sliding_window (with use_sliding_window, where the family has it) that ",
+                          sliding, " do: this family has a window in all layers or in none; take layer_types out");
+}
+
 void read_window_of_all_layers(const HfConfig& config, DecoderConfig& network) {
   network.sliding_window = read_sliding_window(config, 4096);
   const auto all = [&](int64_t) { return network.sliding_window > 0; };
@@ -115,19 +130,49 @@ void read_optional_windows(const HfConfig& config, DecoderConfig& network) {
       read_sliding_layers(config, network, [&](int64_t layer) { return network.sliding_window > 0 && layer >= first; });
 }
 
-MoeConfig read_moe(const HfConfig& config) {
-  MoeConfig moe{.num_experts = read_num_experts(config),
-                .experts_per_token = config.get<int64_t>("num_experts_per_tok", 8),
-                .intermediate_size = config.get<int64_t>("moe_intermediate_size", 768),
-                .normalise_weights = config.get("norm_topk_prob", false),
+MoeConfig read_moe(const HfConfig& config, const MoeDefaults& defaults) {
+  MoeConfig moe{.num_experts = read_num_experts(config, defaults.num_experts),
+                .experts_per_token = config.get("num_experts_per_tok", defaults.experts_per_token),
+                .intermediate_size = config.get(defaults.intermediate_key, defaults.intermediate_size),
+                .router = {.normalise_weights = config.get("norm_topk_prob", false)},
                 .sparse_step = config.get<int64_t>("decoder_sparse_step", 1),
                 .dense_layers = config.get_or_null("mlp_only_layers", std::vector<int64_t>{})};
   if (config.get("output_router_logits", false)) moe.aux_loss_coef = config.get("router_aux_loss_coef", 0.001);
+  config.require_computed(config.get("router_jitter_noise", 0.0) == 0,
+                          "router_jitter_noise is not supported; write 0 there");
   TORCH_CHECK(moe.num_experts > 0 && moe.experts_per_token > 0 && moe.experts_per_token <= moe.num_experts &&
                   moe.intermediate_size > 0 && moe.sparse_step > 0,
-              config.path(), ": num_experts ", moe.num_experts, ", num_experts_per_tok ", moe.experts_per_token,
-              ", moe_intermediate_size ", moe.intermediate_size, " and decoder_sparse_step ", moe.sparse_step,
+              config.path(), ": num_experts ", moe.num_experts, ", num_experts_per_tok ", moe.experts_per_token, ", ",
+              defaults.intermediate_key, " ", moe.intermediate_size, " and decoder_sparse_step ", moe.sparse_step,
               " must be positive, and a token cannot have more experts than there are");
+  return moe;
+}
+
+MoeConfig read_grouped_moe(const HfConfig& config, const GroupedMoeDefaults& defaults, int64_t num_layers) {
+  const auto width = config.get("moe_intermediate_size", defaults.intermediate_size);
+  MoeConfig moe{.num_experts = config.get("n_routed_experts", defaults.num_experts),
+                .experts_per_token = config.get("num_experts_per_tok", defaults.experts_per_token),
+                .intermediate_size = width,
+                .router = {.score = RouterConfig::Score::kSigmoid,
+                           .in_fp32 = true,
+                           .corrects_choice = true,
+                           .normalise_weights = config.get("norm_topk_prob", true),
+                           .normalise_eps = 1e-20,
+                           .scale = config.get("routed_scaling_factor", defaults.scale),
+                           .groups = config.get_or_null("n_group", defaults.groups),
+                           .chosen_groups = config.get_or_null("topk_group", defaults.chosen_groups)},
+                .shared = {.intermediate_size = width * config.get("n_shared_experts", defaults.shared_experts),
+                           .name = "shared_experts"}};
+  const auto dense = std::min(config.get("first_k_dense_replace", defaults.dense_layers), num_layers);
+  for (int64_t layer = 0; layer < dense; ++layer) moe.dense_layers.push_back(layer);
+  const auto [groups, chosen] = std::pair(moe.router.groups, moe.router.chosen_groups);
+  TORCH_CHECK(
+      moe.num_experts > 0 && moe.experts_per_token > 0 && width > 0 && groups > 0 && chosen > 0 && chosen <= groups &&
+          moe.num_experts % groups == 0 && moe.experts_per_token <= moe.num_experts / groups * chosen,
+      config.path(), ": n_routed_experts ", moe.num_experts, ", num_experts_per_tok ", moe.experts_per_token,
+      ", moe_intermediate_size ", width, ", n_group ", groups, " and topk_group ", chosen,
+      " must be positive, n_group must divide the experts, and topk_group groups must have as many experts as a "
+      "token has");
   return moe;
 }
 
@@ -149,26 +194,30 @@ DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaul
       .names = defaults.names,
       .vocab_size = config.need<int64_t>("vocab_size"),
       .hidden_size = hidden,
-      .intermediate_size = config.need<int64_t>("intermediate_size"),
+      .intermediate_size = defaults.intermediate_size ? config.get("intermediate_size", *defaults.intermediate_size)
+                                                      : config.need<int64_t>("intermediate_size"),
       .num_layers = layers,
       .num_heads = heads,
       .num_kv_heads = kv_heads,
-      .head_dim = config.get_or_null("head_dim", defaults.head_dim == 0 ? hidden / heads : defaults.head_dim),
+      .head_dim =
+          config.get_or_null(defaults.head_dim_key, defaults.head_dim == 0 ? hidden / heads : defaults.head_dim),
       .max_positions = max_positions,
-      .norm_eps = config.get("rms_norm_eps", defaults.norm_eps),
+      .norm_eps = config.get(defaults.norm_eps_key, defaults.norm_eps),
       .activation = read_activation(config, defaults.activation_key, defaults.activation),
       .tie_word_embeddings = config.get("tie_word_embeddings", defaults.tie_word_embeddings),
-      .attention_dropout = config.get("attention_dropout", 0.0),
+      .attention_dropout = config.get("attention_dropout", defaults.attention_dropout),
       .init_std = config.get("initializer_range", 0.02),
   };
-  TORCH_CHECK(
-      network.vocab_size > 0 && network.intermediate_size > 0 && network.head_dim > 0 && network.head_dim % 2 == 0,
-      config.path(), ": vocab_size and intermediate_size must be positive, and head_dim (", network.head_dim, ") even");
+  TORCH_CHECK(network.vocab_size > 0 && (network.intermediate_size > 0 || defaults.intermediate_size) &&
+                  network.head_dim > 0 && network.head_dim % 2 == 0,
+              config.path(), ": vocab_size and intermediate_size must be positive, and head_dim (", network.head_dim,
+              ") even");
   const double dropout = network.attention_dropout;
   TORCH_CHECK(dropout >= 0 && dropout <= 1, config.path(), ": attention_dropout ", dropout, " must be from 0 to 1");
-  if (!defaults.rotates_by_layer) network.rotary = read_rotary(config, defaults.rotary, network);
+  if (!defaults.rotates_by_layer)
+    network.rotary = read_rotary(config, defaults.rotary, network, defaults.rotates_partially);
   check_sections(config, network);
-  network.pad_token_id = read_padding(config, network.vocab_size);
+  network.pad_token_id = read_padding(config, network.vocab_size, defaults.pad_token_id);
   return network;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "checkpoint/hugging_face/hf_config.h"
@@ -14,12 +15,26 @@ struct DecoderDefaults {
   int64_t kv_heads = 0;  ///< 0: equal to the number of heads
   int64_t head_dim = 0;  ///< 0: hidden_size / heads
   int64_t max_positions = 32768;
+  std::optional<int64_t> intermediate_size{};  ///< unset: config.json must say it
+  const char* norm_eps_key = "rms_norm_eps";
   double norm_eps = 1e-6;
+  const char* head_dim_key = "head_dim";
   RotaryConfig rotary{};
-  bool rotates_by_layer = false;  ///< the family calls read_rotary_by_layer itself
+  bool rotates_partially = false;  ///< partial_rotary_factor says which part of a head, or rotary.fraction
+  bool rotates_by_layer = false;   ///< the family calls read_rotary_by_layer itself
   const char* activation_key = "hidden_act";
   const char* activation = "silu";
   bool tie_word_embeddings = false;
+  double attention_dropout = 0;
+  std::optional<int64_t> pad_token_id{};
+};
+
+/// The same for the experts of a family.
+struct MoeDefaults {
+  int64_t num_experts = 128;
+  int64_t experts_per_token = 8;
+  const char* intermediate_key = "moe_intermediate_size";
+  int64_t intermediate_size = 768;
 };
 
 /// transformers' class names of a family: LlamaRMSNorm, LlamaDecoderLayer, LlamaForCausalLM, ...
@@ -31,18 +46,34 @@ DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaul
 
 Activation read_activation(const HfConfig& config, const char* key, const std::string& fallback);
 
-/// Reads sliding_window: `fallback` if absent, 0 if null.
+/// Reads sliding_window: `fallback` if absent (0: none), 0 if null.
 int64_t read_sliding_window(const HfConfig& config, int64_t fallback);
 /// The layers that layer_types calls "sliding_attention"; without layer_types those selected by `slides`. Empty without
 /// a window.
 std::vector<int64_t> read_sliding_layers(const HfConfig& config, const DecoderConfig& network,
                                          const std::function<bool(int64_t layer)>& slides);
+/// Throws if layer_types says that a layer slides, for a family without windows.
+void require_no_windows(const HfConfig& config, const DecoderConfig& network);
+/// Throws if layer_types contradicts a family whose layers all have the window or none.
+void require_window_of_all_layers(const HfConfig& config, const DecoderConfig& network);
 /// Reads a window for all layers, as in Mistral, or for those of layer_types (transformers' Ministral).
 void read_window_of_all_layers(const HfConfig& config, DecoderConfig& network);
 /// Reads windows if use_sliding_window is set, as in Qwen: for the layers of layer_types, or from max_window_layers on.
 void read_optional_windows(const HfConfig& config, DecoderConfig& network);
 
-/// Reads num_experts, num_experts_per_tok, ... of Qwen's families.
-MoeConfig read_moe(const HfConfig& config);
+/// Reads num_experts, num_experts_per_tok, ... of Qwen's and Mixtral's families.
+MoeConfig read_moe(const HfConfig& config, const MoeDefaults& defaults = {});
+
+/// Defaults of DeepSeek's keys.
+struct GroupedMoeDefaults {
+  int64_t num_experts, experts_per_token, intermediate_size;
+  int64_t shared_experts = 1;
+  int64_t dense_layers = 1;
+  int64_t groups = 1, chosen_groups = 1;
+  double scale = 1;
+};
+/// Reads n_routed_experts, n_shared_experts, n_group, first_k_dense_replace, ... of DeepSeek-V3's and GLM-4.5's
+/// families: experts by sigmoid scores and a correction, within groups, beside a shared expert.
+MoeConfig read_grouped_moe(const HfConfig& config, const GroupedMoeDefaults& defaults, int64_t num_layers);
 
 }  // namespace megashard

@@ -11,6 +11,7 @@ using Kind = RotaryConfig::Kind;
 constexpr const char* kParameters = "rope_parameters";
 constexpr const char* kScaling = "rope_scaling";
 constexpr const char* kOriginal = "original_max_position_embeddings";
+constexpr const char* kPart = "partial_rotary_factor";
 
 /// An object of position parameters, completed by keys outside of it.
 struct Rope {
@@ -114,6 +115,7 @@ class RopeReader {
     return list->get<std::vector<double>>();
   }
   const Json* find(const char* key) const { return HfConfig::find(rope_.keys, key); }
+  std::string place() const { return config_.path() + ": " + rope_.place; }
 
  private:
   const HfConfig& config_;
@@ -154,13 +156,25 @@ std::vector<int64_t> read_sections(const HfConfig& config, const Json& section) 
   return section.get<std::vector<int64_t>>();
 }
 
-RotaryConfig read_rope(const HfConfig& config, Rope rope, RotaryConfig rotary, const DecoderConfig& network) {
+/// The part of a head's channels that turns, an even number of them.
+double read_part(const RopeReader& rope, int64_t head_dim) {
+  const double part = rope.positive(kPart);
+  const auto channels = static_cast<int64_t>(static_cast<double>(head_dim) * part);
+  TORCH_CHECK(part <= 1 && channels > 0 && channels % 2 == 0, rope.place(), ".", kPart, " ", part, " of ", head_dim,
+              " channels of a head must be an even number of them, and not more than all");
+  return part;
+}
+
+RotaryConfig read_rope(const HfConfig& config, Rope rope, RotaryConfig rotary, const DecoderConfig& network,
+                       bool partial = false) {
   const auto max_positions = static_cast<double>(network.max_positions);
+  if (partial) take_from_above(config, rope, kPart, kPart, rotary.fraction);
   const RopeReader reader(config, rope);
   rotary.original_max_positions = max_positions;
   rotary.theta = reader.positive("rope_theta");
-  for (const auto* part : {config.find("partial_rotary_factor"), reader.find("partial_rotary_factor")}) {
-    config.require_computed(part == nullptr || *part == 1.0, "partial_rotary_factor ", part ? part->dump() : "",
+  if (partial) rotary.fraction = read_part(reader, network.head_dim);
+  for (const auto* part : {config.find(kPart), reader.find(kPart)}) {
+    config.require_computed(partial || part == nullptr || *part == 1.0, kPart, " ", part ? part->dump() : "",
                             ": this family turns all channels of a head, and transformers ignores the key or fails; "
                             "take it out");
   }
@@ -174,6 +188,7 @@ RotaryConfig read_rope(const HfConfig& config, Rope rope, RotaryConfig rotary, c
   const bool has_original = type == "llama3" || type == "yarn" || type == "longrope";
   if (has_original) take_from_above(config, rope, kOriginal, kOriginal, max_positions);
   if (type == "default" || (type == "mrope" && has_axes) || !config.describes_computation()) return rotary;
+  rotary.mscale_all_dim = reader.get("mscale_all_dim", 0);
   if (has_original) rotary.original_max_positions = reader.more_than(type == "longrope" ? 1 : 0, kOriginal);
   if (type == "linear") {
     rotary.kind = Kind::kLinear;
@@ -193,7 +208,8 @@ RotaryConfig read_rope(const HfConfig& config, Rope rope, RotaryConfig rotary, c
                 " needs heads of more than 2 channels and max_position_embeddings");
   } else if (type == "longrope") {
     rotary.kind = Kind::kLongrope;
-    read_longrope(reader, max_positions, network.head_dim / 2, rotary);
+    read_longrope(reader, max_positions,
+                  static_cast<int64_t>(static_cast<double>(network.head_dim) * rotary.fraction) / 2, rotary);
   } else {
     TORCH_CHECK(false, config.path(), ": ", rope.place, ".rope_type ", type,
                 " is not supported; known are default, linear, llama3, yarn, dynamic and longrope");
@@ -203,7 +219,8 @@ RotaryConfig read_rope(const HfConfig& config, Rope rope, RotaryConfig rotary, c
 
 }  // namespace
 
-RotaryConfig read_rotary(const HfConfig& config, const RotaryConfig& defaults, const DecoderConfig& network) {
+RotaryConfig read_rotary(const HfConfig& config, const RotaryConfig& defaults, const DecoderConfig& network,
+                         bool partial) {
   auto parameters = read_object(config, kParameters, config.find(kParameters));
   auto scaling = read_object(config, kScaling, config.find(kScaling));
   const bool both = !parameters.keys.empty() && !scaling.keys.empty();
@@ -213,11 +230,12 @@ RotaryConfig read_rotary(const HfConfig& config, const RotaryConfig& defaults, c
     complete(config, parameters, "rope_theta", defaults.theta);
     require_same(config, parameters, scaling, /*all_of_rope=*/true);
   }
-  return read_rope(config, std::move(chosen), defaults, network);
+  return read_rope(config, std::move(chosen), defaults, network, partial);
 }
 
 std::pair<RotaryConfig, RotaryConfig> read_rotary_by_layer(const HfConfig& config, double full_theta,
-                                                           double sliding_theta, const DecoderConfig& network) {
+                                                           const char* sliding_key_above, double sliding_theta,
+                                                           const DecoderConfig& network) {
   const std::string full_key = "full_attention", sliding_key = "sliding_attention";
   const auto* parameters = config.find(kParameters);
   if (parameters != nullptr) {
@@ -243,7 +261,7 @@ std::pair<RotaryConfig, RotaryConfig> read_rotary_by_layer(const HfConfig& confi
                             "rope_scaling out");
   }
   complete(config, full, "rope_theta", full_theta);
-  complete(config, sliding, "rope_local_base_freq", sliding_theta);
+  complete(config, sliding, sliding_key_above, sliding_theta);
   if (parameters != nullptr) require_same(config, full, scaling, /*all_of_rope=*/false);
   config.require_computed(full.keys.value("truncate", Json(true)) == true, full.place, ".truncate ",
                           full.keys.value("truncate", Json()).dump(),

@@ -9,12 +9,15 @@ namespace megashard {
 
 /// Reads the rotary embedding from config.json, with a family's defaults: rope_theta with rope_parameters (transformers
 /// 5) or rope_scaling (transformers 4). Throws an error that names both places if they differ, and for parameters that
-/// transformers' classes of these families do not support. Uses head_dim and max_positions of `network`.
-RotaryConfig read_rotary(const HfConfig& config, const RotaryConfig& defaults, const DecoderConfig& network);
+/// transformers' classes of these families do not support. Uses head_dim and max_positions of `network`. `partial`: the
+/// family reads partial_rotary_factor.
+RotaryConfig read_rotary(const HfConfig& config, const RotaryConfig& defaults, const DecoderConfig& network,
+                         bool partial = false);
 
 /// {full, sliding} for a family (Gemma 3) whose full-attention layers use rope_theta, possibly scaled, and whose
-/// sliding layers use rope_local_base_freq. transformers 5 has separate rope_parameters for them.
+/// sliding layers use `sliding_key` (rope_local_base_freq). transformers 5 has separate rope_parameters for them.
 std::pair<RotaryConfig, RotaryConfig> read_rotary_by_layer(const HfConfig& config, double full_theta,
-                                                           double sliding_theta, const DecoderConfig& network);
+                                                           const char* sliding_key, double sliding_theta,
+                                                           const DecoderConfig& network);
 
 }  // namespace megashard

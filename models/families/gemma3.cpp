@@ -24,7 +24,8 @@ DecoderConfig read_gemma3(const HfConfig& config) {
                                        .rotates_by_layer = true,
                                        .activation_key = "hidden_activation",
                                        .activation = "gelu_pytorch_tanh",
-                                       .tie_word_embeddings = true});
+                                       .tie_word_embeddings = true,
+                                       .pad_token_id = 0});
   network.names.decoder = "Gemma3TextModel";
   network.qk_norm = network.zero_centered_norm = network.sandwich_norms = true;
   network.qkv_bias = network.attention_out_bias = config.get("attention_bias", false);
@@ -32,10 +33,8 @@ DecoderConfig read_gemma3(const HfConfig& config) {
   TORCH_CHECK(scalar > 0, config.path(), ": query_pre_attn_scalar ", scalar, " must be positive");
   network.attention_scale = 1 / std::sqrt(static_cast<double>(scalar));
   network.embedding_scale = std::sqrt(static_cast<double>(network.hidden_size));
-  const bool has_padding = config.find("pad_token_id") != nullptr || config.is_null("pad_token_id");
-  if (!has_padding) network.pad_token_id = 0;
   std::tie(network.rotary, network.sliding_rotary) =
-      read_rotary_by_layer(config, /*full_theta=*/1e6, /*sliding_theta=*/1e4, network);
+      read_rotary_by_layer(config, /*full_theta=*/1e6, "rope_local_base_freq", /*sliding_theta=*/1e4, network);
   const auto pattern = config.get<int64_t>("sliding_window_pattern", 6);
   TORCH_CHECK(pattern > 0, config.path(), ": sliding_window_pattern ", pattern, " must be positive");
   network.sliding_window = read_sliding_window(config, 4096);

@@ -8,7 +8,7 @@ DecoderConfig read_llama(const HfConfig& config) {
   auto network = read_decoder(config, {.names = class_names("Llama"), .max_positions = 2048});
   network.qkv_bias = network.attention_out_bias = config.get("attention_bias", false);
   network.mlp_bias = config.get("mlp_bias", false);
-  read_sliding_layers(config, network, [](int64_t /*layer*/) { return false; });  // throws: there is no window
+  require_no_windows(config, network);
   return network;
 }
 

@@ -28,12 +28,8 @@ DecoderConfig read_qwen3_moe(const HfConfig& config) {
   auto network = read_dense_or_sparse(config, {.names = class_names("Qwen3Moe"), .kv_heads = 4});
   network.moe = read_moe(config);
   network.sliding_window = config.get("use_sliding_window", false) ? read_sliding_window(config, 4096) : 0;
-  const int64_t sliding = network.sliding_window > 0 ? network.num_layers : 0;
-  network.sliding_layers = read_sliding_layers(config, network, [sliding](int64_t) { return sliding > 0; });
-  config.require_computed(std::ssize(network.sliding_layers) == sliding, "layer_types says that ",
-                          network.sliding_layers.size(),
-                          " layers slide, and use_sliding_window with sliding_window that ", sliding,
-                          " do: this family has a window in all layers or in none; take layer_types out");
+  require_window_of_all_layers(config, network);
+  network.sliding_layers = read_sliding_layers(config, network, [&](int64_t) { return network.sliding_window > 0; });
   return network;
 }
 

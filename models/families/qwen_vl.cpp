@@ -72,7 +72,7 @@ DecoderConfig read_qwen3_vl_moe_text(const HfConfig& root) {
   auto network = read_qwen3_text(root, {.names = class_names("Qwen3VLMoeText"), .kv_heads = 16},
                                  "Qwen3VLMoeForConditionalGeneration");
   network.moe = read_moe(text_config(root));
-  network.moe.normalise_weights = true;  // not in config.json
+  network.moe.router.normalise_weights = true;  // not in config.json
   return network;
 }
 

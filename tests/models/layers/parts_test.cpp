@@ -204,15 +204,16 @@ TEST(Parts, ExpertsAreTheirFormula) {
   for (unsigned seed = 0; seed < 24; ++seed) {
     SCOPED_TRACE(seed);
     Draw draw{std::mt19937(seed)};
-    MoeSpec spec{.hidden_size = kHidden, .expert = random_mlp(draw), .router = softmax_router("")};
+    MoeSpec spec{.hidden_size = kHidden, .expert = random_mlp(draw)};
     spec.moe.num_experts = draw.one_of<int64_t>({1, 4, 9});
     spec.moe.experts_per_token = std::min(spec.moe.num_experts, draw.one_of<int64_t>({1, 2, 4}));
-    spec.moe.normalise_weights = draw.coin();
+    spec.moe.router.normalise_weights = draw.coin();
+    spec.router = top_k_router("", spec.moe.router);
     expect_as_formula(*experts_part(spec), {}, {}, [&](const at::Tensor& x, const Weights& weights) {
       const auto tokens = x.view({-1, kHidden});
       const auto probabilities = at::softmax(at::linear(tokens, weights.at("gate.weight")), -1);
       auto [shares, chosen] = at::topk(probabilities, spec.moe.experts_per_token, -1);
-      if (spec.moe.normalise_weights) shares = shares / shares.sum(-1, true);
+      if (spec.moe.router.normalise_weights) shares = shares / shares.sum(-1, true);
       auto sum = at::zeros_like(tokens);
       for (int64_t expert = 0; expert < spec.moe.num_experts; ++expert) {
         const auto wide = [&](int64_t half) {
