@@ -1,6 +1,8 @@
 // The targets read files in one process and build no network: the functions that only networks and ranks need.
 #include <c10/util/Exception.h>
 
+#include "models/layers/gated_delta_net.h"
+#include "models/layers/latent_attention.h"
 #include "models/network/network.h"
 #include "models/vision/qwen_vision.h"
 #include "parallel/collectives/agreement.h"
@@ -16,6 +18,14 @@ Network decoder_network(DecoderConfig /*config*/, const DescribeLayer& /*layer*/
 }
 
 void for_each_part(const Network& /*network*/, const std::function<void(const PartSpec&)>& /*visit*/) {}
+
+PartSpecPtr latent_attention_part(LatentAttentionSpec /*spec*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+PartSpecPtr gated_delta_net_part(GatedDeltaNetSpec /*spec*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
 
 EncoderSpecPtr qwen_vision(VisionLanguageConfig /*config*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");

@@ -5,7 +5,10 @@ import itertools
 import random
 
 import transformers
-from transformers import (Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
+from transformers import (DeepseekV2Config, DeepseekV3Config, Exaone4Config, Gemma3TextConfig, Glm4MoeConfig,
+                          GraniteConfig, LlamaConfig, MiniMaxM2Config, MistralConfig, MixtralConfig, Olmo2Config,
+                          Olmo3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
+                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, SeedOssConfig, SmolLM3Config)
 
 VOCAB, LENGTH, POSITIONS, ORIGINAL = 96, 40, 24, 16  # sequences are longer than both
 SIZES = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -20,6 +23,34 @@ FAMILIES = {
     "gemma3_text": Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=6, query_pre_attn_scalar=16,
                                     layer_types=["sliding_attention", "full_attention"]),
 }
+LATENT = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, first_k_dense_replace=1,
+              n_group=2, topk_group=1, kv_lora_rank=20, q_lora_rank=28, qk_rope_head_dim=16, qk_nope_head_dim=12,
+              v_head_dim=20)
+LINEAR = dict(head_dim=64, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
+              linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12)
+SPARSE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=28)
+FAMILIES |= {
+    "mixtral": MixtralConfig(**SIZES, head_dim=16, num_local_experts=4),
+    "qwen2_moe": Qwen2MoeConfig(**SIZES, **SPARSE),
+    "glm4_moe": Glm4MoeConfig(**SIZES, head_dim=32, n_routed_experts=4, num_experts_per_tok=2,
+                              moe_intermediate_size=24),
+    "minimax_m2": MiniMaxM2Config(**SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+    "granite": GraniteConfig(**SIZES, attention_multiplier=0.3, embedding_multiplier=2.0, logits_scaling=3.0),
+    "seed_oss": SeedOssConfig(**SIZES, head_dim=16, attention_dropout=0.0, residual_dropout=0.0, pad_token_id=None),
+    "olmo2": Olmo2Config(**SIZES, pad_token_id=None),
+    "olmo3": Olmo3Config(**SIZES, pad_token_id=None, sliding_window=6, layer_types=["sliding_attention",
+                                                                                   "full_attention"]),
+    "smollm3": SmolLM3Config(**SIZES, pad_token_id=None, no_rope_layers=[1, 0]),
+    "exaone4": Exaone4Config(**SIZES, sliding_window=6, layer_types=["sliding_attention", "full_attention"]),
+    "deepseek_v3": DeepseekV3Config(**SIZES | dict(num_key_value_heads=4), **LATENT),
+    "deepseek_v2": DeepseekV2Config(**SIZES | dict(num_key_value_heads=4), **LATENT,
+                                    topk_method="group_limited_greedy"),
+    "qwen3_next": Qwen3NextConfig(**SIZES, **LINEAR, **SPARSE),
+    "qwen3_5_text": Qwen3_5TextConfig(**SIZES, **LINEAR),
+    "qwen3_5_moe_text": Qwen3_5MoeTextConfig(
+        **{key: size for key, size in SIZES.items() if key != "intermediate_size"}, **LINEAR, **SPARSE),
+}
+BY_LAYER = {"gemma3_text", "olmo3"}  # rope_parameters has an object for each type of layers
 ABSENT = "absent"  # removes the key
 GENERAL = {field.name for field in dataclasses.fields(transformers.PretrainedConfig)} - {
     "tie_word_embeddings", "pad_token_id", "rope_parameters"}
@@ -114,7 +145,7 @@ def renamed(rope):
 
 def ropes(family):
     """Positions in one place, and in several places that agree or disagree."""
-    shape = nested if family == "gemma3_text" else (lambda rope: rope)
+    shape = nested if family in BY_LAYER else (lambda rope: rope)
     for rope in ROPES.values():
         yield {"rope_parameters": shape(rope | {"rope_theta": 500.0})}
         yield {"rope_parameters": ABSENT, "rope_scaling": rope, "rope_theta": 500.0}

@@ -1,8 +1,8 @@
 // For each DIR of the command line: builds the model of DIR/config.json (or of the flags in DIR/flags.json, a list of
 // lists), loads DIR/*.safetensors and runs DIR/input.bin (safetensors: tokens, labels [B, T] int64, optional
-// position_ids and token_mask). Writes DIR/output.bin (safetensors): logits, loss [B, T] (zero at masked tokens), and
-// grad.NAME of the mean loss for every parameter. With --each as the first argument, errors go to DIR/error.txt and
-// diagnostics to DIR/told.txt.
+// position_ids, token_mask and document_lengths). Writes DIR/output.bin (safetensors): logits, loss [B, T] (zero at
+// masked tokens), and grad.NAME of the mean loss for every parameter. With --each as the first argument, errors go to
+// DIR/error.txt and diagnostics to DIR/told.txt.
 #include <ATen/core/grad_mode.h>
 
 #include <fstream>
@@ -60,6 +60,7 @@ void run(const std::string& dir, const megashard::DiagnosticSink& sink) {
   input.set(megashard::kTokens, file.tensor("tokens"));
   if (file.contains("position_ids")) input.set(megashard::kPositionIds, file.tensor("position_ids"));
   if (file.contains("token_mask")) input.set(megashard::kTokenMask, file.tensor("token_mask"));
+  if (file.contains("document_lengths")) input.document_lengths = file.tensor("document_lengths");
   const auto masked = [&](const at::Tensor& x) {
     const auto mask = input.token_mask();
     return mask.defined() ? x * mask : x;

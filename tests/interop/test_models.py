@@ -12,7 +12,7 @@ from transformers import (Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llam
                           Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
                           Qwen3VLMoeForConditionalGeneration)
 
-from megashard import INTEROP, run
+from transformers_twin import by_transformers, check, model_logits
 
 VOCAB = 211
 SMALL = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
@@ -89,12 +89,6 @@ TOKENS = {"qwen3_vl_moe": (34, 33, 11)}  # of each row; the rest is filled up
 POSITIONS = {name: torch.arange(17).flip(0).repeat(2, 1) * 5 for name in ("qwen3", "qwen3_longrope")}
 
 
-def with_halves(gradients):
-    """As ours: gate and up of experts [E, 2 I, C] are two matrices [E, 2, I, C]."""
-    for name, gradient in gradients:
-        yield name, gradient.unflatten(1, (2, -1)) if name.endswith("experts.gate_up_proj") else gradient
-
-
 def pictures(tokens, timestamps):
     """Puts two images into the first row, a video and an image into the second, nothing into the third."""
     image_grids, video_grids = torch.tensor([[1, 6, 4], [1, 4, 10], [1, 4, 4]]), torch.tensor([[3, 4, 6]])
@@ -107,29 +101,6 @@ def pictures(tokens, timestamps):
     inputs = dict(pixel_values=patches(image_grids), image_grid_thw=image_grids,
                   pixel_values_videos=patches(video_grids), video_grid_thw=video_grids)
     return inputs if timestamps else inputs | dict(second_per_grid_ts=torch.tensor([0.7]))
-
-
-def by_transformers(model, tokens, labels, mask, **inputs):
-    out = model(tokens, **inputs)
-    loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), labels.flatten(), reduction="none")
-    if out.get("aux_loss") is not None:  # transformers adds it to the mean
-        loss = loss + model.config.get_text_config().router_aux_loss_coef * out.aux_loss
-    loss = loss.view_as(labels) * mask
-    loss.mean().backward()
-    return {"logits": out.logits.detach() * mask[..., None], "loss": loss.detach()} | {
-        f"grad.{key}": gradient for key, gradient in with_halves(
-            (key, parameter.grad) for key, parameter in model.named_parameters(remove_duplicate=False))}
-
-
-def check(ours, wanted, bar=1e-5):
-    assert sorted(ours) == sorted(wanted)  # the parameter names, too
-    for key, want in wanted.items():
-        error = (ours[key] - want).abs().max() / want.abs().max()
-        assert error <= bar, f"{key}: {error:.1e} of the largest value"
-
-
-def model_logits(*folders):
-    return run(INTEROP / "model_logits", *folders, expect=None)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from megashard import ROOT, fsdp2_reference, train_dump
 from tiny_vision import AGAIN, ASKED, asked, make_processors, make_vision_model, said, write_conversations
 
 STEPS, ROWS, LENGTH, VOCABULARY = 10, 4, 24, 102
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3", "deepseek_v3", "qwen3_next", "minimax_m2",
+            "qwen2_moe", "olmo3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 # As many as ROWS, so that a step has all of them: two pictures, none, one and a long answer, a long question and one.
 LONG = "the cat sat on the mat the mat sat on the cat the cat sat"
 CONVERSATIONS = [[ASKED, said("sat on the mat"), AGAIN, said(LONG)], [asked("on the mat"), said(LONG)],
@@ -54,6 +55,25 @@ SAMPLE = [*PLAIN, "bf16", "fp16"]  # the others are slow
 # Adam makes steps out of roundings, which differ with the CPU's vectors: 2.3e-6 and 1.03e-3 are the largest distances
 # seen, on AVX-512. Twice that is the bar.
 BARS = {"float32": 4e-6, "bfloat16": 2e-3, "float16": 5e-4}
+# In fp16 transformers rounds the delta rule's A_log, and keeps fp32 weights of a token's experts; ours do not.
+ROUNDED_OTHERWISE = {("qwen3_next", "float16"), ("minimax_m2", "float16")}
+
+
+UNCUT = ("qwen3_next", "minimax_m2", "olmo3")  # by tensor parallelism
+LATENT = dict(num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=10, qk_rope_head_dim=8, qk_nope_head_dim=6,
+              v_head_dim=10)
+SPARSE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=20)
+EXPERTS = {  # options of their families, beside those of the others
+    "qwen3_moe": dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True),
+    "qwen2_moe": SPARSE,
+    "deepseek_v3": LATENT | dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_group=4,
+                                 topk_group=2, first_k_dense_replace=1),
+    "minimax_m2": dict(num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_next": SPARSE | dict(
+        layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=6, linear_value_head_dim=4,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)),
+}
 
 
 def sees(family):
@@ -63,7 +83,9 @@ def sees(family):
 def has(family, strategy):
     """The attention of what sees shares heads alone, and its layers are whole."""
     of_text_alone, of_experts = {"ring", "tensor_ranks"} & strategy.keys(), "expert_ranks" in strategy
-    return not (of_text_alone and sees(family)) and (not of_experts or family.endswith("_moe"))
+    if family in UNCUT and "tensor_ranks" in strategy or family == "qwen3_next" and "ring" in strategy:
+        return False
+    return not (of_text_alone and sees(family)) and (not of_experts or family.endswith("_moe") or family in EXPERTS)
 
 
 CELLS = [pytest.param(family, name, marks=[] if name in SAMPLE else pytest.mark.slow)
@@ -83,17 +105,19 @@ def make_model(family, folder):
     sizes = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                  num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
                  initializer_range=0.1, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
-    if family == "qwen3_moe":
-        sizes |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
-    if family in ("mistral", "gemma3"):  # of LENGTH tokens
+    sizes |= EXPERTS.get(family, {})
+    if family in ("mistral", "gemma3", "olmo3"):  # of LENGTH tokens
         sizes |= dict(sliding_window=7)
+    if family in ("gemma3", "olmo3"):
+        sizes |= dict(layer_types=["sliding_attention", "full_attention"])
     if family == "gemma3":
-        sizes |= dict(layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=6)
-    config = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig,
-              "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config,
-              "qwen3_moe": transformers.Qwen3MoeConfig, "gemma3": transformers.Gemma3TextConfig}[family](**sizes)
+        sizes |= dict(query_pre_attn_scalar=6)
+    config = transformers.AutoConfig.for_model("gemma3_text" if family == "gemma3" else family, **sizes)
     torch.manual_seed(len(family))
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, values in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            values.normal_(0, 0.1)
     model.save_pretrained(folder)
 
 
@@ -154,7 +178,8 @@ def check(losses, family, strategy, where=""):
     for reference in ("one rank", "transformers"):
         expected = losses[family, reference + DTYPES[dtype][0]]
         distance = ((mine - expected) / expected).abs().max().item()
-        assert distance <= BARS[dtype], f"{reference}: {distance:.2e}"
+        bar = BARS["bfloat16" if (family, dtype) in ROUNDED_OTHERWISE else dtype]
+        assert distance <= bar, f"{reference}: {distance:.2e}"
 
 
 @pytest.mark.parametrize("family, strategy", CELLS)

@@ -1,0 +1,236 @@
+"""Each family of decoders at three odd shapes, with options of its config.json on and off: logits, loss and every
+gradient against transformers' (eager attention), fp32, on the same random weights, norms, biases and buffers. Packed
+documents against each document alone; the converters both ways, bit for bit."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from megashard import convert
+from transformers_twin import by_transformers, check, model_logits, with_halves
+
+VOCAB, LENGTH = 211, 17  # windows are shorter, original positions fewer
+DOCUMENTS = (6, 1, 10)
+SIZES = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
+             max_position_embeddings=128, initializer_range=0.04, pad_token_id=None)
+LARGER = SIZES | dict(hidden_size=56, intermediate_size=52, num_hidden_layers=5, num_attention_heads=4)
+ODD = SIZES | dict(hidden_size=36, intermediate_size=44, num_hidden_layers=4, num_attention_heads=9)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=12, rope_theta=500.0)
+LINEAR = dict(rope_type="linear", factor=3.0, rope_theta=1000.0)
+EXPERTS = dict(num_local_experts=6, num_experts_per_tok=2)
+GROUPED = dict(n_routed_experts=12, num_experts_per_tok=3, moe_intermediate_size=20, first_k_dense_replace=1)
+LINEAR_HEADS = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12)
+SHARED = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, shared_expert_intermediate_size=28)
+LATENT = dict(kv_lora_rank=20, q_lora_rank=28, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10)
+
+CASES = {
+    "mixtral": [
+        SIZES | EXPERTS | dict(num_key_value_heads=2),
+        LARGER | EXPERTS | dict(num_key_value_heads=4, sliding_window=5, output_router_logits=True,
+                                router_aux_loss_coef=0.3),
+        ODD | dict(num_key_value_heads=3, head_dim=10, num_local_experts=5, num_experts_per_tok=5, pad_token_id=7,
+                   tie_word_embeddings=True)],
+    "qwen2_moe": [
+        SIZES | dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, num_key_value_heads=2,
+                     shared_expert_intermediate_size=28),
+        LARGER | dict(num_experts=5, num_experts_per_tok=1, moe_intermediate_size=12, num_key_value_heads=4,
+                      shared_expert_intermediate_size=16, norm_topk_prob=True, qkv_bias=False, mlp_only_layers=[1],
+                      output_router_logits=True, router_aux_loss_coef=0.3),
+        ODD | dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=18, num_key_value_heads=3,
+                   shared_expert_intermediate_size=30, use_sliding_window=True, sliding_window=4, max_window_layers=3,
+                   decoder_sparse_step=2)],
+    "glm4_moe": [
+        SIZES | GROUPED | dict(num_key_value_heads=2, head_dim=16),
+        LARGER | GROUPED | dict(num_key_value_heads=4, head_dim=12, use_qk_norm=True, attention_bias=True, n_group=3,
+                                topk_group=2, n_shared_experts=2, routed_scaling_factor=1.7, first_k_dense_replace=2),
+        ODD | GROUPED | dict(num_key_value_heads=3, head_dim=8, norm_topk_prob=False, first_k_dense_replace=0,
+                             rope_parameters=YARN | dict(partial_rotary_factor=1.0))],
+    "minimax_m2": [
+        SIZES | EXPERTS | dict(num_key_value_heads=2, head_dim=16),
+        LARGER | EXPERTS | dict(num_key_value_heads=4, head_dim=12, output_router_logits=True, router_aux_loss_coef=0.3,
+                                rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5)),
+        ODD | dict(num_key_value_heads=3, head_dim=8, num_local_experts=9, num_experts_per_tok=4,
+                   tie_word_embeddings=True)],
+    "granite": [
+        SIZES | dict(num_key_value_heads=2),
+        LARGER | dict(num_key_value_heads=4, embedding_multiplier=3.0, logits_scaling=8.0, residual_multiplier=0.22,
+                      attention_multiplier=0.1, attention_bias=True),
+        ODD | dict(num_key_value_heads=3, mlp_bias=True, residual_multiplier=1.5, logits_scaling=3.0, pad_token_id=7,
+                   rope_parameters=LINEAR)],
+    "seed_oss": [  # dropout would draw other numbers
+        SIZES | dict(num_key_value_heads=2, head_dim=16, attention_dropout=0.0, residual_dropout=0.0),
+        LARGER | dict(num_key_value_heads=4, head_dim=10, attention_dropout=0.0, residual_dropout=0.0,
+                      attention_out_bias=True, mlp_bias=True),
+        ODD | dict(num_key_value_heads=3, head_dim=8, attention_dropout=0.0, residual_dropout=0.0, attention_bias=False,
+                   tie_word_embeddings=True, pad_token_id=7)],
+    "olmo2": [
+        SIZES | dict(num_key_value_heads=2),
+        LARGER | dict(num_key_value_heads=4, attention_bias=True),
+        ODD | dict(num_key_value_heads=3, tie_word_embeddings=True, rope_parameters=LINEAR)],
+    "olmo3": [
+        SIZES | dict(num_key_value_heads=2, sliding_window=4),
+        LARGER | dict(num_key_value_heads=4, sliding_window=6, attention_bias=True,
+                      rope_parameters=dict(full_attention=YARN, sliding_attention=dict(rope_type="default",
+                                                                                      rope_theta=300.0))),
+        ODD | dict(num_key_value_heads=3, sliding_window=5,
+                   layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"])],
+    "smollm3": [
+        SIZES | dict(num_key_value_heads=2, no_rope_layer_interval=2),
+        LARGER | dict(num_key_value_heads=4, attention_bias=True, mlp_bias=True, tie_word_embeddings=False,
+                      no_rope_layers=[0, 1, 1, 0, 1]),
+        ODD | dict(num_key_value_heads=3, use_sliding_window=True, sliding_window=4)],
+    "exaone4": [
+        SIZES | dict(num_key_value_heads=2, sliding_window=4, sliding_window_pattern=2),
+        LARGER | dict(num_key_value_heads=4, sliding_window=None, layer_types=["full_attention"] * 5),
+        ODD | dict(num_key_value_heads=3, head_dim=8, sliding_window=5, tie_word_embeddings=True,
+                   layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"])],
+    "deepseek_v3": [
+        SIZES | GROUPED | LATENT | dict(num_key_value_heads=6, n_group=4, topk_group=2),
+        LARGER | GROUPED | LATENT | dict(
+            num_key_value_heads=4, q_lora_rank=None, v_head_dim=16, n_group=1, topk_group=1, rope_interleave=False,
+            attention_bias=True, n_shared_experts=2, first_k_dense_replace=2, norm_topk_prob=False),
+        ODD | GROUPED | LATENT | dict(num_key_value_heads=9, v_head_dim=20, n_group=3, topk_group=2,
+                                      first_k_dense_replace=0,
+                                      rope_parameters=YARN | dict(mscale=1.2, mscale_all_dim=0.7))],
+    "deepseek_v2": [
+        SIZES | GROUPED | LATENT | dict(num_key_value_heads=6),
+        LARGER | GROUPED | LATENT | dict(
+            num_key_value_heads=4, q_lora_rank=None, v_head_dim=16, topk_method="group_limited_greedy", n_group=4,
+            topk_group=2, routed_scaling_factor=1.7, attention_bias=True, mlp_bias=True),
+        ODD | GROUPED | LATENT | dict(num_key_value_heads=9, first_k_dense_replace=3,
+                                      rope_parameters=YARN | dict(mscale=1.2, mscale_all_dim=0.7))],
+    "gpt_oss": [
+        SIZES | EXPERTS | dict(num_key_value_heads=2, head_dim=16, sliding_window=4),
+        LARGER | EXPERTS | dict(num_key_value_heads=4, head_dim=12, sliding_window=6, swiglu_limit=0.2,
+                                swiglu_alpha=1.1, attention_bias=False, output_router_logits=True,
+                                router_aux_loss_coef=0.3,
+                                rope_parameters=YARN | dict(truncate=False)),
+        ODD | dict(num_key_value_heads=3, head_dim=8, num_local_experts=5, num_experts_per_tok=4, sliding_window=5,
+                   tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=500.0),
+                   layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"])],
+    "qwen3_next": [
+        SIZES | LINEAR_HEADS | SHARED | dict(num_key_value_heads=2, head_dim=16,
+                                             layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        LARGER | LINEAR_HEADS | SHARED | dict(
+            num_key_value_heads=4, head_dim=12, norm_topk_prob=False, attention_bias=True, linear_conv_kernel_dim=3,
+            mlp_only_layers=[1], output_router_logits=True, router_aux_loss_coef=0.3,
+            rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5)),
+        ODD | SHARED | dict(num_key_value_heads=3, head_dim=8, linear_num_key_heads=3, linear_num_value_heads=3,
+                            linear_key_head_dim=10, linear_value_head_dim=6, tie_word_embeddings=True)],
+    "qwen3_5_text": [
+        SIZES | LINEAR_HEADS | dict(num_key_value_heads=2, head_dim=16,
+                                    layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        LARGER | LINEAR_HEADS | dict(num_key_value_heads=4, head_dim=16, attention_bias=True, linear_conv_kernel_dim=2),
+        ODD | dict(num_key_value_heads=3, head_dim=8, linear_num_key_heads=3, linear_num_value_heads=3,
+                   linear_key_head_dim=10, linear_value_head_dim=6, tie_word_embeddings=True, pad_token_id=7)],
+    "qwen3_5_moe_text": [
+        SIZES | LINEAR_HEADS | SHARED | dict(num_key_value_heads=2, head_dim=16,
+                                             layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        LARGER | LINEAR_HEADS | SHARED | dict(num_key_value_heads=4, head_dim=16, output_router_logits=True,
+                                              router_aux_loss_coef=0.3),
+        ODD | SHARED | dict(num_key_value_heads=3, head_dim=8, linear_num_key_heads=1, linear_num_value_heads=5,
+                            linear_key_head_dim=10, linear_value_head_dim=6)],
+}
+# Roundings of the delta rule, transformers' own as large.
+BARS = {"qwen3_next": 1e-5, "qwen3_5_text": 1e-5, "qwen3_5_moe_text": 1e-5}
+NAMES = [f"{family}-{shape}" for family, shapes in CASES.items() for shape in range(len(shapes))]
+
+
+def options(name):
+    family, shape = name.split("-")
+    return CASES[family][int(shape)]
+
+
+# A loss of routers balances all tokens together.
+PACKED = [name for name in NAMES if not options(name).get("output_router_logits")]
+
+
+def write_case(folder, name, seed):
+    """Writes the model of a case with random values, and its input. Returns the model and the input."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name.split("-")[0], **options(name)),
+                                             attn_implementation="eager", experts_implementation="eager")
+    corrections = [values for key, values in model.named_buffers() if key.endswith("e_score_correction_bias")]
+    with torch.no_grad():
+        for values in [*model.parameters(), *corrections]:
+            values.add_(torch.randn_like(values) * 0.02)
+    model.save_pretrained(folder)
+    tokens, labels = torch.randint(0, VOCAB, (2, LENGTH)), torch.randint(0, VOCAB, (2, LENGTH))
+    tokens[0, 3] = 7
+    save_file({"tokens": tokens, "labels": labels}, folder / "input.bin")
+    return model, tokens, labels
+
+
+def documents_alone(model, tokens, labels):
+    """transformers' results for each document of a row, and the gradients of the mean over all tokens."""
+    logits, losses = [], []
+    for document, wanted in zip(tokens.split(DOCUMENTS, 1), labels.split(DOCUMENTS, 1)):
+        logits.append(model(document).logits)
+        losses.append(torch.nn.functional.cross_entropy(logits[-1][0], wanted[0], reduction="none"))
+    loss = torch.cat(losses)[None]
+    loss.mean().backward()
+    return {"logits": torch.cat(logits, 1).detach(), "loss": loss.detach()} | {
+        f"grad.{key}": gradient for key, gradient in with_halves(
+            (key, parameter.grad) for key, parameter in model.named_parameters(remove_duplicate=False))}
+
+
+def write_packed(folder, case, tokens, labels):
+    """The model of `case` with its first row as packed documents."""
+    folder.mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (folder / file).symlink_to(case / file)
+    positions = torch.cat([torch.arange(length) for length in DOCUMENTS])[None]
+    save_file({"tokens": tokens[:1].clone(), "labels": labels[:1].clone(), "position_ids": positions,
+               "document_lengths": torch.tensor(DOCUMENTS)}, folder / "input.bin")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("families")
+    wanted = {}
+    for seed, name in enumerate(NAMES):
+        model, tokens, labels = write_case(folder / name, name, seed)
+        ways = {name: lambda: by_transformers(model, tokens, labels, torch.ones_like(labels))}
+        if name in PACKED:
+            write_packed(folder / f"{name} packed", folder / name, tokens, labels)
+            ways[f"{name} packed"] = lambda: documents_alone(model, tokens[:1], labels[:1])
+        rough = {}
+        for dtype in (torch.float, torch.double):
+            model.to(dtype)
+            for way, results in ways.items():
+                model.zero_grad()
+                wanted[way] = results(), rough.get(way)
+                rough[way] = wanted[way][0]
+    done = model_logits("--each", *(folder / name for name in wanted))
+    assert done.returncode == 0, done.stderr[:2000]
+    return folder, wanted
+
+
+def check_case(compared, name):
+    folder, wanted = compared
+    error = folder / name / "error.txt"
+    assert not error.exists(), error.read_text()
+    exact, rough = wanted[name]
+    check(load_file(folder / name / "output.bin"), exact, rough=rough, bar=BARS.get(name.split("-")[0], 2e-6))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_as_transformers(compared, name):
+    check_case(compared, name)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_documents_are_documents_alone(compared, name):
+    check_case(compared, f"{name} packed")
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_converters_both_ways(compared, tmp_path, family):
+    source = compared[0] / f"{family}-1"
+    convert("hf_to_dcp", "--hf-dir", source, "--dcp-dir", tmp_path / "dcp")
+    convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back",
+            "--model-assets-dir", source)
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "back"))
+    assert sorted(after) == sorted(before)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
