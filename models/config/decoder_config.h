@@ -30,7 +30,7 @@ struct RotaryConfig {
   double magnitude = 1.0;                ///< factor of cosines and sines (kYarn, kLongrope: attention_factor)
   double beta_fast = 32, beta_slow = 1;  ///< kYarn: blends between these numbers of turns in the original positions
   bool truncate = true;                  ///< kYarn: rounds that range to whole channels
-  double mscale_all_dim = 0;  ///< of stretched positions: enlarges the scores of latent attention; 0: does not
+  double mscale_all_dim = 0;  ///< enlarges the scores of latent attention where positions are stretched; 0: does not
   /// kLongrope, per pair: divisors of the frequencies up to the original positions, and beyond.
   std::vector<double> short_factor{}, long_factor{};
 
@@ -52,35 +52,31 @@ struct ClampedGate {
 
 /// How a router scores the experts, chooses the K of a token and weighs them.
 struct RouterConfig {
-  enum class Score {
-    kSoftmax,
-    kSigmoid,
-    kLogit  ///< the logit itself; a token's weights are softmax of those of its experts
-  };
+  /// Turns an expert's logit into its score, in fp32. kLogit: the logit is the score, and the weights are the softmax
+  /// over a token's experts.
+  enum class Score { kSoftmax, kSigmoid, kLogit };
   enum class GroupScore { kLargest, kSumOfTwoLargest };
-  std::string name = "gate";       ///< of the module
-  Score score = Score::kSoftmax;   ///< of an expert, from its logit; in fp32
-  bool bias = false;               ///< of the logits
+  std::string name = "gate";  ///< its module in the block
+  Score score = Score::kSoftmax;
+  bool bias = false;               ///< adds a bias to the logits
   bool in_fp32 = false;            ///< keeps the weight and computes the logits in fp32
-  bool corrects_choice = false;    ///< a buffer e_score_correction_bias is added to the scores that choose
+  bool corrects_choice = false;    ///< adds a buffer e_score_correction_bias to the scores that choose
   bool normalise_weights = false;  ///< normalises a token's weights to sum 1
   double normalise_eps = 0;        ///< added to that sum
-  double scale = 1;                ///< factor of the weights
-  /// Of `groups` equal runs of experts a token chooses from the `chosen_groups` with the largest scores.
+  double scale = 1;                ///< multiplies the weights
+  /// A token chooses within the `chosen_groups` of `groups` equal runs of experts that have the largest scores.
   int64_t groups = 1, chosen_groups = 1;
   GroupScore group_score = GroupScore::kSumOfTwoLargest;
-  bool others_score_zero = false;  ///< experts of other groups have the score 0 instead of -inf
-  /// Step of the loss-free balance: the correction moves by it, against each expert's load, after every step
-  /// (Megatron's
-  /// --moe-router-bias-update-rate). 0: the correction stays as it is.
+  bool others_score_zero = false;  ///< gives experts outside the chosen groups the score 0 instead of -inf
+  /// After every step the correction moves by it, against each expert's load (--moe-router-bias-update-rate). 0: never.
   double bias_update_rate = 0;
 };
 
 /// An MLP beside the experts, for all tokens.
 struct SharedExpertConfig {
-  int64_t intermediate_size = 0;  ///< 0: none
+  int64_t intermediate_size = 0;  ///< 0: there is none
   bool gated = false;             ///< multiplies its output by sigmoid(shared_expert_gate(x))
-  std::string name{};             ///< of its module: shared_expert, shared_experts
+  std::string name{};             ///< its module in the block: shared_expert, shared_experts
 };
 
 /// Layers with a mixture of experts instead of an MLP.
@@ -90,8 +86,8 @@ struct MoeConfig {
   int64_t intermediate_size = 0;  ///< per expert
   RouterConfig router{};
   SharedExpertConfig shared{};
-  bool bias = false;                     ///< of an expert's projections
-  std::optional<ClampedGate> clamped{};  ///< of an expert, instead of the activation
+  bool bias = false;                     ///< gives the experts' projections biases
+  std::optional<ClampedGate> clamped{};  ///< replaces an expert's activation
   double aux_loss_coef = 0;              ///< coefficient of transformers' load-balancing loss; 0: none
   double balance_coef = 0;               ///< coefficient of Megatron's, per layer; 0: none
   bool balances_sequences = false;  ///< balances each sequence (Megatron's seq_aux_loss) instead of each microbatch
@@ -132,15 +128,15 @@ struct DecoderConfig {
   std::vector<int64_t> unrotated_layers{};       ///< layers without positions
   std::optional<double> attention_scale{};       ///< factor of the query-key products; unset: 1 / sqrt(head_dim)
   double embedding_scale = 1;                    ///< rounded to the weight's dtype, as in transformers
-  double residual_scale = 1;                     ///< factor of each branch's output
+  double residual_scale = 1;                     ///< multiplies each branch's output
   double logit_scale = 1;
   bool qkv_bias = false;
   bool attention_out_bias = false;
   bool mlp_bias = false;
   bool attention_gate = false;        ///< multiplies attention's output by sigmoid of further rows of q_proj
-  bool attention_sinks = false;       ///< a parameter of each head: the score of a key without a value
-  bool qk_norm = false;               ///< of each head of queries and keys
-  bool qk_norm_of_all_heads = false;  ///< of all of them together instead
+  bool attention_sinks = false;       ///< gives each head a parameter: the score of a key without a value
+  bool qk_norm = false;               ///< norms each head of queries and keys
+  bool qk_norm_of_all_heads = false;  ///< norms all heads of queries together, and those of keys
   bool tie_word_embeddings = false;
   double attention_dropout = 0;
   double hidden_dropout = 0;

@@ -202,7 +202,7 @@ DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaul
       .head_dim =
           config.get_or_null(defaults.head_dim_key, defaults.head_dim == 0 ? hidden / heads : defaults.head_dim),
       .max_positions = max_positions,
-      .norm_eps = config.get(defaults.norm_eps_key, defaults.norm_eps),
+      .norm_eps = config.get("rms_norm_eps", defaults.norm_eps),
       .activation = read_activation(config, defaults.activation_key, defaults.activation),
       .tie_word_embeddings = config.get("tie_word_embeddings", defaults.tie_word_embeddings),
       .attention_dropout = config.get("attention_dropout", defaults.attention_dropout),

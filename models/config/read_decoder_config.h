@@ -16,11 +16,10 @@ struct DecoderDefaults {
   int64_t head_dim = 0;  ///< 0: hidden_size / heads
   int64_t max_positions = 32768;
   std::optional<int64_t> intermediate_size{};  ///< unset: config.json must say it
-  const char* norm_eps_key = "rms_norm_eps";
   double norm_eps = 1e-6;
   const char* head_dim_key = "head_dim";
   RotaryConfig rotary{};
-  bool rotates_partially = false;  ///< partial_rotary_factor says which part of a head, or rotary.fraction
+  bool rotates_partially = false;  ///< reads partial_rotary_factor, or takes rotary.fraction
   bool rotates_by_layer = false;   ///< the family calls read_rotary_by_layer itself
   const char* activation_key = "hidden_act";
   const char* activation = "silu";

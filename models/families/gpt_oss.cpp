@@ -6,7 +6,7 @@
 namespace megashard {
 namespace {
 
-/// Without positions in config.json they are those of transformers' class.
+/// Sets the positions of transformers' class if config.json says none.
 void read_default_positions(const HfConfig& config, DecoderConfig& network) {
   if (config.find("rope_parameters") != nullptr || config.find("rope_scaling") != nullptr) return;
   auto& rotary = network.rotary;

@@ -18,7 +18,7 @@ DecoderConfig read_seed_oss(const HfConfig& config) {
   return network;
 }
 
-/// Its dropout is of the branches, not of the embeddings.
+/// Drops outputs of branches, but no embeddings.
 LayerSpec seed_oss_layer(const HfConfig& config, const DecoderConfig& network, int64_t index) {
   auto layer = decoder_layer(network, index);
   layer.dropout = config.get("residual_dropout", 0.1);

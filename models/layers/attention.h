@@ -27,13 +27,13 @@ struct AttentionSpec {
   int64_t head_dim = 0;
   bool qkv_bias = false;
   bool out_bias = false;
-  bool output_gate =
-      false;  ///< rows of q_proj: of each head its queries, then a gate of its output: out * sigmoid(gate)
+  /// q_proj has for each head its queries, then a gate: out * sigmoid(gate).
+  bool output_gate = false;
   std::optional<NormSpec> head_norm{};  ///< of each head of queries and keys, before the rotation
-  bool norms_all_heads = false;         ///< head_norm is of all heads together instead
+  bool norms_all_heads = false;         ///< head_norm norms all heads together instead
   std::optional<size_t> rotary{};       ///< tables of the rotation: an index into Pass::rotary; unset: no rotation
   bool rotary_interleaved = false;
-  bool sinks = false;             ///< a parameter of each head: the score of a key without a value
+  bool sinks = false;             ///< gives each head a parameter: the score of a key without a value
   int64_t window = 0;             ///< number of keys that a query sees, including its own; 0: all up to its own
   std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
   double dropout = 0;             ///< of attention weights, in training
@@ -45,7 +45,6 @@ PartSpecPtr attention_part(AttentionSpec spec);
 /// Attention without parameters, as a module that can be recomputed or offloaded (Megatron's core_attention).
 class CoreAttention : public torch::nn::Module {
  public:
-  /// As in AttentionSpec.
   CoreAttention(double dropout, std::optional<double> scale) : dropout_(dropout), scale_(scale) {}
 
   /// q [B, T, H, D], k [B, T, G, D], v [B, T, G, V] with V <= D -> [B, T, H, V]. With a ring the T rows are this
@@ -91,7 +90,7 @@ class Attention : public torch::nn::Module, public SelfInitializing, public CutO
   at::Tensor sinks_;  // [heads of this rank]; undefined: none
 };
 
-/// Throws for a ring of ranks and a dropout of attention weights.
+/// Throws if `dropout` of attention weights is not 0: rings have none.
 void require_no_dropout_in_ring(const std::string& model, double dropout);
 
 /// Reorders the first `dims` channels of x [B, T, heads, D], even ones before odd ones, so that pairs of neighbours

@@ -29,7 +29,7 @@ class ShortConv : public torch::nn::Module, public SelfInitializing {
   at::Tensor weight;
 };
 
-/// The heads of one place among the ranks that share a sequence.
+/// Selects the heads of one of the ranks that share a sequence.
 struct HeadRange {
   int64_t place = 0, places = 1;
 
@@ -113,7 +113,7 @@ class GatedDeltaNet : public torch::nn::Module, public SelfInitializing {
     return {qkvz[0], qkvz[1], value_heads(qkvz[2]), value_heads(qkvz[3]), ba[0].flatten(2), ba[1].flatten(2)};
   }
 
-  /// Whole sequences of some heads -> the rule's results, fp32.
+  /// Takes whole sequences of some heads; returns the rule's results, fp32.
   at::Tensor mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& write,
                  const at::Tensor& decay, const at::Tensor& begins, const HeadRange& range) const {
     const int64_t keys = spec_.key_heads * spec_.key_dim;
@@ -148,7 +148,7 @@ class GatedDeltaNetPart final : public PartSpec {
   std::shared_ptr<Part> build(const BuildContext& context) const override {
     return std::make_shared<PartOf<GatedDeltaNet>>(spec_, context);
   }
-  /// The projections, the convolution, and of the rule reading, writing and the result of a state.
+  /// Counts projections, convolution, and three products of a state for each token.
   double training_flops(int64_t /*sequence_length*/) const override {
     const int64_t keys = spec_.key_heads * spec_.key_dim, values = spec_.value_heads * spec_.value_dim;
     const int64_t projections = spec_.hidden_size * (2 * keys + 3 * values + 2 * spec_.value_heads);

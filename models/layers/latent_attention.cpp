@@ -19,7 +19,7 @@ class LatentAttentionPart final : public PartSpec {
   std::shared_ptr<Part> build(const BuildContext& context) const override {
     return std::make_shared<PartOf<LatentAttention>>(spec_, context);
   }
-  /// The projections, then the scores of half of the sequence on average.
+  /// Counts projections, and scores of half of the sequence on average.
   double training_flops(int64_t sequence_length) const override {
     const int64_t keys = spec_.num_heads * spec_.key_dim(), values = spec_.num_heads * spec_.value_dim;
     const int64_t of_queries =

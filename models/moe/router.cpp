@@ -82,7 +82,8 @@ class TopKRouter : public torch::nn::Module, public SelfInitializing {
     if (router_.score == RouterConfig::Score::kLogit) weights = at::softmax(weights, -1);
     if (router_.normalise_weights) weights = weights / (weights.sum(-1, /*keepdim=*/true) + router_.normalise_eps);
     if (router_.scale != 1) weights = weights * router_.scale;
-    auto losses = router_statistics(config_, is_training(), logits, scores, experts, mask, sequences);
+    const auto [probabilities, loads] = balanced(logits, scores, experts);
+    auto losses = router_statistics(config_, is_training(), logits, probabilities, loads, mask, sequences);
     return {router_.in_fp32 ? weights : weights.to(logits.scalar_type()), experts, std::move(losses.balance),
             std::move(losses.z)};
   }
@@ -107,6 +108,19 @@ class TopKRouter : public torch::nn::Module, public SelfInitializing {
         break;
     }
     return logits;
+  }
+
+  /// What Megatron's losses balance (compute_routing_scores_for_aux_loss): probabilities [N, experts] and their K
+  /// largest, without groups and correction.
+  std::pair<at::Tensor, at::Tensor> balanced(const at::Tensor& logits, const at::Tensor& scores,
+                                             const at::Tensor& experts) const {
+    using Score = RouterConfig::Score;
+    const bool is_plain = router_.score == Score::kSoftmax && !correction_.defined() && router_.groups == 1;
+    if (is_plain || !config_.has_megatron_losses()) return {scores, experts};
+    auto probabilities = scores;
+    if (router_.score == Score::kSigmoid) probabilities = scores / (scores.sum(-1, /*keepdim=*/true) + 1e-20);
+    if (router_.score == Score::kLogit) probabilities = at::softmax(logits, -1, at::kFloat);
+    return {probabilities, std::get<1>(at::topk(probabilities, config_.experts_per_token, -1))};
   }
 
   /// Scores and indices [N, K] of each token's experts.

@@ -13,10 +13,10 @@ namespace {
 
 constexpr int64_t kHidden = 6, kExperts = 4;
 
-std::shared_ptr<Router> balancing_router(double rate) {
+std::shared_ptr<Router> balancing_router(double rate, double balance_coef = 0) {
   const auto spec =
       top_k_router("", {.score = RouterConfig::Score::kSigmoid, .corrects_choice = true, .bias_update_rate = rate});
-  MoeConfig config{.num_experts = kExperts, .experts_per_token = 1};
+  MoeConfig config{.num_experts = kExperts, .experts_per_token = 1, .balance_coef = balance_coef};
   return spec->build(kHidden, config);
 }
 
@@ -50,6 +50,16 @@ TEST(Router, CountsNothingInEvaluations) {
   router->module()->eval();
   router->route(at::randn({5, kHidden}), {}, 1);
   EXPECT_TRUE(dynamic_cast<EndsSteps&>(*router->module()).take_counts().eq(0).all().item<bool>());
+}
+
+TEST(Router, BalancesProbabilitiesWithoutTheCorrection) {
+  const at::NoGradGuard no_grad;
+  const auto router = balancing_router(0, /*balance_coef=*/1);
+  router->module()->named_parameters()["weight"].normal_();
+  correction_of(*router).copy_(at::tensor({0.0, 0.0, 3.0, 0.0}));
+  const auto balance = router->route(at::randn({50, kHidden}), {}, 1).balance;  // [2, 1, experts]
+  EXPECT_LT(balance[0][0][2].item<double>(), 50) << "Megatron counts the experts of the largest scores";
+  EXPECT_NEAR(balance[1].sum().item<double>(), 50, 1e-4) << "each token's probabilities add up to 1";
 }
 
 TEST(Router, WithoutARateItsCorrectionStays) {
