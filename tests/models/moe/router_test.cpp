@@ -23,9 +23,8 @@ std::shared_ptr<Router> balancing_router(double rate, double balance_coef = 0) {
 at::Tensor correction_of(Router& router) { return router.module()->named_buffers()["e_score_correction_bias"]; }
 
 TEST(Router, MovesItsCorrectionAgainstTheLoad) {
-  const at::NoGradGuard no_grad;
   const auto router = balancing_router(0.25);
-  router->module()->named_parameters()["weight"].zero_();  // all scores are alike
+  router->module()->named_parameters()["weight"].detach().zero_();  // all scores are alike
   const auto correction = correction_of(*router);
   correction.copy_(at::tensor({0.0, 0.0, 3.0, 0.0}));
   const auto tokens = at::randn({5, kHidden});
