@@ -108,10 +108,11 @@ void require_no_windows(const HfConfig& config, const DecoderConfig& network) {
   read_sliding_layers(config, network, [](int64_t /*layer*/) { return false; });
 }
 
-void require_window_of_all_layers(const HfConfig& config, const DecoderConfig& network) {
+void slide_all_or_no_layers(const HfConfig& config, DecoderConfig& network) {
   const int64_t sliding = network.sliding_window > 0 ? network.num_layers : 0;
-  const auto layers = read_sliding_layers(config, network, [sliding](int64_t) { return sliding > 0; });
-  config.require_computed(std::ssize(layers) == sliding, "layer_types says that ", layers.size(),
+  network.sliding_layers = read_sliding_layers(config, network, [sliding](int64_t) { return sliding > 0; });
+  config.require_computed(std::ssize(network.sliding_layers) == sliding, "layer_types says that ",
+                          network.sliding_layers.size(),
                           " layers slide, and sliding_window (with use_sliding_window, where the family has it) that ",
                           sliding, " do: this family has a window in all layers or in none; take layer_types out");
 }

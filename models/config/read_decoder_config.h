@@ -53,8 +53,8 @@ std::vector<int64_t> read_sliding_layers(const HfConfig& config, const DecoderCo
                                          const std::function<bool(int64_t layer)>& slides);
 /// Throws if layer_types says that a layer slides, for a family without windows.
 void require_no_windows(const HfConfig& config, const DecoderConfig& network);
-/// Throws if layer_types contradicts a family whose layers all have the window or none.
-void require_window_of_all_layers(const HfConfig& config, const DecoderConfig& network);
+/// Sets sliding_layers to all layers if there is a window, else to none. Throws if layer_types says otherwise.
+void slide_all_or_no_layers(const HfConfig& config, DecoderConfig& network);
 /// Reads a window for all layers, as in Mistral, or for those of layer_types (transformers' Ministral).
 void read_window_of_all_layers(const HfConfig& config, DecoderConfig& network);
 /// Reads windows if use_sliding_window is set, as in Qwen: for the layers of layer_types, or from max_window_layers on.

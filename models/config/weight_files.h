@@ -9,9 +9,12 @@ namespace megashard {
 
 /// How a family's published files have the experts of a layer.
 struct ExpertFiles {
-  /// Both tensors packed as [E, 2 I, C] and [E, C, I], transposed, one expert by one, or transposed with the channels
-  /// of gate and up in turn (GPT-OSS).
-  enum class Form { kPacked, kTransposed, kSeparate, kInterleaved };
+  enum class Form {
+    kPacked,      ///< two tensors [E, 2 I, C] and [E, C, I]
+    kTransposed,  ///< two tensors [E, C, 2 I] and [E, I, C]
+    kSeparate,    ///< three tensors an expert
+    kInterleaved  ///< transposed, and channels of gate and up alternate (GPT-OSS)
+  };
   Form form = Form::kSeparate;
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  ///< names of an expert's own weights
 };

@@ -11,8 +11,7 @@ DecoderConfig read_mixtral(const HfConfig& config) {
                                        .norm_eps = 1e-5,
                                        .rotary = {.theta = 1e6}});
   network.sliding_window = read_sliding_window(config, 0);
-  require_window_of_all_layers(config, network);
-  network.sliding_layers = read_sliding_layers(config, network, [&](int64_t) { return network.sliding_window > 0; });
+  slide_all_or_no_layers(config, network);
   network.moe = read_moe(
       config,
       {.num_experts = 8, .experts_per_token = 2, .intermediate_key = "intermediate_size", .intermediate_size = 14336});

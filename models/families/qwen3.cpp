@@ -28,8 +28,7 @@ DecoderConfig read_qwen3_moe(const HfConfig& config) {
   auto network = read_dense_or_sparse(config, {.names = class_names("Qwen3Moe"), .kv_heads = 4});
   network.moe = read_moe(config);
   network.sliding_window = config.get("use_sliding_window", false) ? read_sliding_window(config, 4096) : 0;
-  require_window_of_all_layers(config, network);
-  network.sliding_layers = read_sliding_layers(config, network, [&](int64_t) { return network.sliding_window > 0; });
+  slide_all_or_no_layers(config, network);
   return network;
 }
 

@@ -19,7 +19,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// One tap: the tokens that have another `distance` tokens before them in their document.
+/// Pairs each token with the one `distance` tokens before it.
 class Tap {
  public:
   Tap(const at::Tensor& like, const at::Tensor& begins, int64_t distance)
@@ -32,8 +32,9 @@ class Tap {
 
   bool is_empty() const { return length_ == 0; }
   at::Tensor later(const at::Tensor& x) const { return x.narrow(1, distance_, length_); }
-  /// Those before them, zero where they are of another document.
+  /// The earlier token of each pair; zero if it belongs to another document.
   at::Tensor earlier(const at::Tensor& x) const { return masked(x.narrow(1, 0, length_)); }
+  /// Zeroes the pairs that cross a document's begin.
   at::Tensor masked(const at::Tensor& x) const { return seen_.defined() ? x * seen_ : x; }
 
  private:

@@ -82,7 +82,8 @@ at::Tensor gated_delta_rule(const DeltaRuleInputs& x) {
   const auto begins = x.begins.defined() ? chunks.of(x.begins, static_cast<double>(length)) : at::Tensor();
   const Decays decays(heads_first(x.decay).cumsum(-1), begins);
 
-  // What the tokens of a chunk write, N = V' - K' S with the state S of its begin: (I + A) [V', K'] = beta [v, e^G k].
+  // A chunk writes V' - K' S, where S is the state before it. Solves (I + A) [V', K'] = beta [v, e^G k] for V' and K',
+  // with A the overlap of the chunk's keys, and G the sum of decays since its begin.
   const auto keys = k.transpose(-1, -2);
   const auto overlap = (at::matmul(k, keys) * decays.within).tril(-1) * beta;
   const auto wanted = at::cat({beta * v, (beta * decays.from_begin) * k}, -1);

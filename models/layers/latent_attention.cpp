@@ -109,7 +109,7 @@ at::Tensor LatentAttention::forward(const at::Tensor& own, const Pass& pass) {
   const SequenceShard rows = pass.span.sequence.of_place();
   const auto heads = heads_of(own, pass.rotary[spec_.rotary]);
   const auto whole = gather_sequence({heads[0], heads[1]}, rows);
-  const auto values = gather_sequence({heads[2]}, rows)[0];  // of another width
+  const auto values = gather_sequence({heads[2]}, rows)[0];  // one exchange takes tensors of one width
   const auto mixed = core_attention_->forward(whole[0], whole[1], values, pass.span, at::Tensor());
   return o_proj_->forward(scatter_sequence(mixed, rows).flatten(2));
 }

@@ -24,7 +24,7 @@ struct LatentAttentionSpec {
   std::string class_name{};  ///< for wrap policies
   int64_t hidden_size = 0;
   int64_t num_heads = 0;
-  int64_t query_rank = 0;  ///< channels of the queries' latent; 0: queries of the hidden states
+  int64_t query_rank = 0;  ///< channels of the queries' latent; 0: queries come from hidden states
   int64_t key_rank = 0;    ///< channels of the latent of keys and values
   int64_t plain_dim = 0, rotated_dim = 0;
   int64_t value_dim = 0;
@@ -32,8 +32,8 @@ struct LatentAttentionSpec {
   NormSpec latent_norm{};        ///< its width is the latent's
   size_t rotary = 0;             ///< tables of the rotation: an index into Pass::rotary
   bool neighbours = true;        ///< rotates pairs of neighbours instead of pairs of the two halves
-  double scale = 1;              ///< of the scores
-  double dropout = 0;            ///< of attention weights, in training
+  double scale = 1;              ///< multiplies the scores
+  double dropout = 0;            ///< drops attention weights in training
   double output_init_scale = 1;  ///< factor of the initialisation's std for o_proj
 
   int64_t key_dim() const { return plain_dim + rotated_dim; }

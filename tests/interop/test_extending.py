@@ -280,15 +280,14 @@ UNCHANGED = ("--split 1,0,0 --no-shuffle-conversations --seq-length 16 --lr 0 --
 RATE = 0.01
 
 
-class SigmoidGate(torch.nn.Module):
-    """DeepSeek-V3's router without groups."""
+class SoftplusGate(torch.nn.Module):
 
     def __init__(self, gate, bias):
         super().__init__()
         self.weight, self.bias, self.top_k, self.chosen = gate.weight, bias, gate.top_k, None
 
     def forward(self, hidden):
-        scores = (hidden.reshape(-1, hidden.shape[-1]) @ self.weight.T).sigmoid()
+        scores = torch.nn.functional.softplus(hidden.reshape(-1, hidden.shape[-1]) @ self.weight.T).sqrt()
         self.chosen = (scores + self.bias).topk(self.top_k, dim=-1).indices
         weights = scores.gather(1, self.chosen)
         return scores, weights / (weights.sum(-1, keepdim=True) + 1e-20), self.chosen
@@ -298,7 +297,7 @@ class SigmoidGate(torch.nn.Module):
 
 
 @pytest.fixture()
-def sigmoid_model(folder):
+def softplus_model(folder):
     torch.manual_seed(8)
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(
         vocab_size=97, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2, head_dim=8,
@@ -307,31 +306,31 @@ def sigmoid_model(folder):
     model.save_pretrained(folder / "model")
     weights = load_file(folder / "model" / "model.safetensors")
     for number, layer in enumerate(model.model.layers):
-        layer.mlp.gate = SigmoidGate(layer.mlp.gate, torch.randn(6) * 0.1)
+        layer.mlp.gate = SoftplusGate(layer.mlp.gate, torch.randn(6) * 0.1)
         weights[f"model.layers.{number}.mlp.gate.e_score_correction_bias"] = layer.mlp.gate.bias.clone()
     save_file(weights, folder / "model" / "model.safetensors", metadata={"format": "pt"})
     config = folder / "model" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {
-        "model_type": "qwen3_moe_sigmoid", "architectures": ["Qwen3MoeSigmoidForCausalLM"],
+        "model_type": "qwen3_moe_softplus", "architectures": ["Qwen3MoeSoftplusForCausalLM"],
         "router_bias_update_rate": RATE}))
     return model
 
 
-def test_the_router_chooses_by_sigmoids_and_bias(libraries, folder, sigmoid_model):
-    expect_log_probs_of(sigmoid_model, libraries, folder)
+def test_the_router_chooses_by_scores_and_bias(libraries, folder, softplus_model):
+    expect_log_probs_of(softplus_model, libraries, folder)
 
 
 @torch.no_grad()
-def test_the_routers_bias_moves_after_each_step(libraries, folder, sigmoid_model):
+def test_the_routers_bias_moves_after_each_step(libraries, folder, softplus_model):
     """The bias follows the counts of all ranks and micro batches; a resumed run continues with it."""
     rows = [torch.randint(0, 97, (9,)) for _ in range(16)]
     write_conversation_set(folder / "rows", rows, [torch.ones(9, dtype=torch.bool)] * 16)
-    gates, wanted = [layer.mlp.gate for layer in sigmoid_model.model.layers], []
+    gates, wanted = [layer.mlp.gate for layer in softplus_model.model.layers], []
     for step in range(4):
         counts = [torch.zeros(6) for _ in gates]
-        wanted.append(-torch.cat([log_probs(sigmoid_model, row[:9]) for row in rows[4 * step:4 * step + 4]]).mean())
+        wanted.append(-torch.cat([log_probs(softplus_model, row[:9]) for row in rows[4 * step:4 * step + 4]]).mean())
         for row in rows[4 * step:4 * step + 4]:
-            sigmoid_model(row[None, :8])
+            softplus_model(row[None, :8])
             for gate, count in zip(gates, counts):
                 count += torch.bincount(gate.chosen.flatten(), minlength=6)
         for gate, count in zip(gates, counts):
@@ -350,7 +349,7 @@ def test_the_routers_bias_moves_after_each_step(libraries, folder, sigmoid_model
         torch.testing.assert_close(saved[f"model.layers.{number}.mlp.gate.e_score_correction_bias"], gate.bias)
 
 
-def test_the_router_stays_in_fp32(libraries, folder, sigmoid_model):
+def test_the_router_stays_in_fp32(libraries, folder, softplus_model):
     """Also where the other weights are stored, trained and saved in bf16."""
     rows = [torch.randint(0, 97, (9,)) for _ in range(4)]
     write_conversation_set(folder / "rows", rows, [torch.ones(9, dtype=torch.bool)] * 4)
