@@ -9,6 +9,7 @@
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
+#include "framework/arguments/layer_frequency.h"
 #include "models/families/model_family.h"
 #include "models/network_arguments.h"
 
@@ -62,6 +63,58 @@ RotaryConfig rotary_of(const Arguments& arguments) {
   return rotary;
 }
 
+/// Experts of Megatron's flags; none without --num-experts.
+MoeConfig moe_of(const Arguments& arguments) {
+  if (!arguments.num_experts) return {};
+  const bool by_sigmoid = arguments.moe_router_score_function == RouterScoreFunction::kSigmoid;
+  const bool before_choice = arguments.moe_router_pre_softmax;
+  MoeConfig moe{
+      .num_experts = *arguments.num_experts,
+      .experts_per_token = arguments.moe_router_topk,
+      .intermediate_size = *arguments.moe_ffn_hidden_size,
+      .router = {.score = by_sigmoid      ? RouterConfig::Score::kSigmoid
+                          : before_choice ? RouterConfig::Score::kSoftmax
+                                          : RouterConfig::Score::kLogit,
+                 .in_fp32 = arguments.moe_router_dtype == RouterDtype::kFp32,
+                 .corrects_choice = arguments.moe_router_enable_expert_bias,
+                 .normalise_weights = by_sigmoid && arguments.moe_router_topk > 1,
+                 .normalise_eps = 1e-20,
+                 .scale = arguments.moe_router_topk_scaling_factor.value_or(1),
+                 .groups = arguments.moe_router_num_groups.value_or(1),
+                 .chosen_groups = arguments.moe_router_group_topk.value_or(1)},
+      .shared = {.intermediate_size = arguments.moe_shared_expert_intermediate_size.value_or(0),
+                 .gated = arguments.moe_shared_expert_gate,
+                 .name = "shared_experts"},
+  };
+  moe.router.best_of_group = moe.experts_per_token / moe.router.chosen_groups;
+  const auto sparse = expand_layer_frequency(arguments.moe_layer_freq, *arguments.num_layers);
+  for (int64_t layer = 0; layer < *arguments.num_layers; ++layer) {
+    if (!sparse[static_cast<size_t>(layer)]) moe.dense_layers.push_back(layer);
+  }
+  return moe;
+}
+
+/// Multi-latent attention by Megatron's flags: head_dim becomes the channels that turn.
+void take_latent_attention(DecoderConfig& config, const Arguments& arguments) {
+  if (!arguments.multi_latent_attention) return;
+  config.latent = {.query_rank = arguments.q_lora_rank.value_or(0),
+                   .key_rank = arguments.kv_lora_rank,
+                   .plain_dim = arguments.qk_head_dim,
+                   .value_dim = arguments.v_head_dim};
+  config.latent->norm_eps = arguments.qk_layernorm ? std::optional(arguments.norm_epsilon) : std::nullopt;
+  config.head_dim = arguments.qk_pos_emb_head_dim;
+  config.qk_norm = config.qkv_bias = false;
+  auto& rotary = config.rotary;
+  rotary.interleaved = true;
+  rotary.factor = arguments.rotary_scaling_factor;
+  rotary.mscale_all_dim = arguments.mscale_all_dim;
+  if (arguments.rope_type != RopeType::kYarn) return;
+  rotary.kind = RotaryConfig::Kind::kYarn;
+  rotary.original_max_positions = 4096;
+  rotary.magnitude =
+      yarn_mscale(rotary.factor, arguments.mscale) / yarn_mscale(rotary.factor, arguments.mscale_all_dim);
+}
+
 void check_ranks_divide(const Network& network, const Arguments& arguments) {
   const int64_t ranks = arguments.tensor_model_parallel_size;
   if (ranks == 1) return;
@@ -105,15 +158,18 @@ void take_balance(MoeConfig& moe, const Arguments& arguments) {
   moe.router.bias_update_rate = arguments.moe_router_bias_update_rate;
 }
 
-/// What flags change of a network that config.json describes.
-void apply_flags(DecoderConfig& config, const Arguments& arguments) {
+void share_and_balance_experts(MoeConfig& moe, const Arguments& arguments) {
   const int64_t parts = arguments.expert_model_parallel_size;
   const std::string flag = "--expert-model-parallel-size " + std::to_string(parts);
-  require(parts == 1 || config.moe.num_experts > 0,
-          flag + " needs a model with experts, and this one has none; leave it out");
-  require(config.moe.num_experts % parts == 0, flag + " does not divide the " + std::to_string(config.moe.num_experts) +
-                                                   " experts of the model; choose a number that does, or leave it out");
-  take_balance(config.moe, arguments);
+  require(parts == 1 || moe.num_experts > 0, flag + " needs a model with experts, and this one has none; leave it out");
+  require(moe.num_experts % parts == 0, flag + " does not divide the " + std::to_string(moe.num_experts) +
+                                            " experts of the model; choose a number that does, or leave it out");
+  take_balance(moe, arguments);
+}
+
+/// What flags change of a network that config.json describes.
+void apply_flags(DecoderConfig& config, const Arguments& arguments) {
+  share_and_balance_experts(config.moe, arguments);
   Mistakes mistakes;
   for (const auto& each : contradictions(config, arguments)) mistakes.add(each);
   mistakes.throw_if_any();
@@ -142,7 +198,10 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
                 .mlp = "MLP",
                 .layer = "TransformerLayer",
                 .decoder = "TransformerBlock",
-                .model = "GPTModel"},
+                .model = "GPTModel",
+                .moe = "MoELayer",
+                .experts = "GroupedMLP",
+                .router = "TopKRouter"},
       .vocab_size = *arguments.padded_vocab_size,
       .hidden_size = *arguments.hidden_size,
       .intermediate_size = *arguments.ffn_hidden_size,
@@ -167,15 +226,15 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
       .hidden_dropout = arguments.hidden_dropout,
       .init_std = arguments.init_method_std,
       .output_init_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(layers)),
+      .moe = moe_of(arguments),
   };
+  take_latent_attention(config, arguments);
+  share_and_balance_experts(config.moe, arguments);
   return config;
 }
 
 Network network_of(const Arguments& arguments) {
   if (arguments.hf_model) return network_of(arguments, HfConfig::of_model(*arguments.hf_model));
-  const int64_t parts = arguments.expert_model_parallel_size;
-  require(parts == 1, "--expert-model-parallel-size " + std::to_string(parts) +
-                          " needs a model with experts, which --hf-model gives; leave it out");
   auto network = decoder_network(decoder_config_from_flags(arguments));
   check_ranks_divide(network, arguments);
   return network;

@@ -1,10 +1,14 @@
 #include "models/network_arguments.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <cmath>
+#include <variant>
 
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
+#include "framework/arguments/layer_frequency.h"
 #include "models/families/model_family.h"
 #include "models/model_config.h"
 
@@ -15,6 +19,58 @@ namespace {
 /// does.
 bool is_vocabulary(const DecoderConfig& config, const Arguments& arguments) {
   return arguments.vocab_size && unpadded_vocab_size(arguments) == config.vocab_size;
+}
+
+/// Layers with experts as --moe-layer-freq has them.
+std::string layer_frequency(const MoeConfig& moe, int64_t num_layers) {
+  std::vector<int> layers;
+  for (int64_t layer = 0; layer < num_layers; ++layer) layers.push_back(moe.is_sparse(layer) ? 1 : 0);
+  if (std::ranges::count(layers, 0) == 0) return "1";
+  return "[" + c10::Join(",", layers) + "]";
+}
+
+bool same_layers(const std::string& frequency, const std::string& other, int64_t num_layers) {
+  return expand_layer_frequency(frequency, num_layers) == expand_layer_frequency(other, num_layers);
+}
+
+void add_experts(const DecoderConfig& config, std::map<std::string, ArgumentValue>& values) {
+  const auto& moe = config.moe;
+  if (moe.num_experts == 0) {
+    values["num_experts"] = std::monostate();
+    return;
+  }
+  using Score = RouterConfig::Score;
+  const auto optional = [](auto value, auto none) { return value == none ? ArgumentValue() : ArgumentValue(value); };
+  const auto& router = moe.router;
+  values.insert({
+      {"num_experts", moe.num_experts},
+      {"moe_layer_freq", layer_frequency(moe, config.num_layers)},
+      {"moe_ffn_hidden_size", moe.intermediate_size},
+      {"moe_router_topk", moe.experts_per_token},
+      {"moe_router_score_function", std::string(router.score == Score::kSigmoid ? "sigmoid" : "softmax")},
+      {"moe_router_topk_scaling_factor", optional(router.scale, 1.0)},
+      {"moe_router_num_groups", optional(router.groups, int64_t{1})},
+      {"moe_router_group_topk", router.groups == 1 ? ArgumentValue() : ArgumentValue(router.chosen_groups)},
+      {"moe_shared_expert_intermediate_size", optional(moe.shared.intermediate_size, int64_t{0})},
+      {"moe_shared_expert_gate", moe.shared.gated},
+  });
+  // Softmax over a token's experts is softmax over all, normalised.
+  const bool normalised = router.score == Score::kLogit || router.normalise_weights;
+  if (router.score != Score::kSigmoid) values["moe_router_pre_softmax"] = !normalised;
+}
+
+void add_latent_attention(const DecoderConfig& config, std::map<std::string, ArgumentValue>& values) {
+  values["multi_latent_attention"] = config.latent.has_value();
+  if (!config.latent) return;
+  const auto& latent = *config.latent;
+  values["q_lora_rank"] = latent.query_rank == 0 ? ArgumentValue() : ArgumentValue(latent.query_rank);
+  values["kv_lora_rank"] = latent.key_rank;
+  values["qk_head_dim"] = latent.plain_dim;
+  values["qk_pos_emb_head_dim"] = config.head_dim;
+  values["v_head_dim"] = latent.value_dim;
+  values["qk_layernorm"] = latent.norm_eps.has_value();
+  values["rotary_scaling_factor"] = config.rotary.factor;
+  for (const char* other : {"kv_channels", "rotary_interleaved", "rotary_percent"}) values.erase(other);
 }
 
 }  // namespace
@@ -54,6 +110,8 @@ std::map<std::string, ArgumentValue> network_values(const DecoderConfig& config)
       {"attention_dropout", config.attention_dropout},
       {"hidden_dropout", config.hidden_dropout},
   };
+  add_experts(config, values);
+  add_latent_attention(config, values);
   if (scaled) values["rope_scaling_factor"] = config.rotary.factor;
   if (config.rotary.kind == RotaryConfig::Kind::kLinear)
     values["rotary_seq_len_interpolation_factor"] = config.rotary.factor;
@@ -67,6 +125,9 @@ std::vector<std::string> contradictions(const DecoderConfig& config, const Argum
     const auto found = values.find(name);
     if (!arguments.is_given(name) || found == values.end() || same_value(found->second, value)) continue;
     if (name == "vocab_size" && is_vocabulary(config, arguments)) continue;
+    if (name == "moe_layer_freq" &&
+        same_layers(std::get<std::string>(value), std::get<std::string>(found->second), config.num_layers))
+      continue;
     const Option& option = *find_argument(name);
     const std::string given = argument_text(value);
     messages.push_back(option.flag + (option.is_switch() ? " (" + name + " = " + given + ")" : " " + given) +

@@ -101,8 +101,9 @@ void add_activation_options(std::vector<Option>& rows) {
       .one_of({"core_attn", "mlp", "moe"})
       .refuse_values({"layernorm"}, kNormsAlone)
       .refuse_values({"moe_act"}, kPartOfExpert)
-      .refuse_values({"shared_experts"}, "no model here has shared experts")
-      .refuse_values({"mla_up_proj"}, "no model here has multi-latent attention");
+      .refuse_values({"shared_experts"}, "shared experts are recomputed with the others, by moe")
+      .refuse_values({"mla_up_proj"},
+                     "projections from latents are recomputed with their layer, by --recompute-granularity full");
   group
       .add("--cpu-offloading-num-layers", &A::cpu_offloading_num_layers, kFree,
            "number of first layers whose activations stay in host memory until backward")

@@ -34,7 +34,9 @@ void derive_network(Arguments& arguments) {
   Mistakes rules;
   check_ranges(arguments, rules);
   detail::derive_network_sizes(arguments, rules);
+  detail::derive_expert_sizes(arguments, rules);
   detail::check_network(arguments, rules);
+  detail::check_experts(arguments, rules);
   rules.throw_if_any();
 }
 
@@ -49,7 +51,10 @@ void validate_arguments(Arguments& arguments, const RunEnvironment& environment,
   detail::check_precision(arguments, rules);
   take_synonyms(arguments, rules);
   // Sizes come from config.json, or belong to the plugin's model.
-  if (!arguments.hf_model && !arguments.is_own_model()) detail::derive_network_sizes(arguments, rules);
+  if (!arguments.hf_model && !arguments.is_own_model()) {
+    detail::derive_network_sizes(arguments, rules);
+    detail::derive_expert_sizes(arguments, rules);
+  }
   detail::check_network(arguments, rules);
   detail::check_experts(arguments, rules);
   detail::validate_parallel(arguments, environment, parts, later, rules);

@@ -8,6 +8,7 @@
 #include "framework/arguments/checkpoint_arguments.h"
 #include "framework/arguments/context_parallel_arguments.h"
 #include "framework/arguments/data_arguments.h"
+#include "framework/arguments/expert_arguments.h"
 #include "framework/arguments/logging_arguments.h"
 #include "framework/arguments/model_arguments.h"
 #include "framework/arguments/network_arguments.h"

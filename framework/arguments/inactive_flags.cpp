@@ -85,14 +85,6 @@ void accept_parts_of_networks(CompatibilityFlags& flags) {
                 {"--linear-value-head-dim", 1},
                 {"--linear-num-key-heads", 1},
                 {"--linear-num-value-heads", 1}});
-  flags.accept("it only matters with --multi-latent-attention, which is refused", {{"--q-lora-rank", 1},
-                                                                                   {"--kv-lora-rank", 1},
-                                                                                   {"--qk-head-dim", 1},
-                                                                                   {"--qk-pos-emb-head-dim", 1},
-                                                                                   {"--v-head-dim", 1},
-                                                                                   {"--mscale", 1},
-                                                                                   {"--mscale-all-dim", 1},
-                                                                                   {"--cache-mla-latents"}});
   flags.accept("it only matters with --is-hybrid-model, which is refused", {{"--mamba-state-dim", 1},
                                                                             {"--mamba-head-dim", 1},
                                                                             {"--mamba-num-groups", 1},
@@ -100,8 +92,8 @@ void accept_parts_of_networks(CompatibilityFlags& flags) {
                                                                             {"--disable-mamba-mem-eff-path"}});
   flags.accept("it only matters with --moe-expert-capacity-factor, which is refused",
                {{"--moe-pad-expert-input-to-capacity"}, {"--moe-token-drop-policy", 1}});
-  flags.accept("it only matters with --moe-shared-expert-intermediate-size, which is refused",
-               {{"--moe-shared-expert-overlap"}});
+  flags.accept("shared experts are computed behind the others", {{"--moe-shared-expert-overlap"}});
+  flags.accept("inference keeps no latents", {{"--cache-mla-latents"}});
   flags.accept("it only matters with --moe-use-upcycling, which is refused", {{"--moe-upcycling-granularity", 1}});
 }
 

@@ -18,11 +18,35 @@ void check_rotary(const Arguments& arguments, Mistakes& rules) {
                 "give one of them.");
   if (arguments.position_embedding_type != PositionEmbeddingType::kRope || arguments.kv_channels.value_or(0) <= 0)
     return;
+  if (arguments.multi_latent_attention) return;
   const int64_t channels = *arguments.kv_channels;
   const auto turning = static_cast<int64_t>(static_cast<double>(channels) * arguments.rotary_percent);
   rules.require(turning > 0 && turning % 2 == 0, "rotary positions need an even number of channels a head, got " +
                                                      to_string(turning) + " of " + to_string(channels) +
                                                      "; change --kv-channels or --rotary-percent.");
+}
+
+void check_latent_attention(Arguments& arguments, Mistakes& rules) {
+  const bool has_latents = arguments.multi_latent_attention;
+  rules.require(has_latents || arguments.hf_model || arguments.rope_type != RopeType::kYarn,
+                "--rope-type yarn needs --multi-latent-attention; otherwise positions are scaled by --use-rope-scaling "
+                "(Llama 3) or --rotary-seq-len-interpolation-factor.");
+  if (!has_latents || arguments.hf_model) return;
+  if (!arguments.rope_type) arguments.rope_type = RopeType::kYarn;
+  rules.require(arguments.position_embedding_type == PositionEmbeddingType::kRope,
+                "--multi-latent-attention needs --position-embedding-type rope: some channels of its keys turn.");
+  rules.require(arguments.qk_pos_emb_head_dim % 2 == 0, "--qk-pos-emb-head-dim " +
+                                                            to_string(arguments.qk_pos_emb_head_dim) +
+                                                            " must be even: positions turn pairs of channels.");
+  rules.require(
+      !arguments.group_query_attention,
+      "--multi-latent-attention gives every head its own keys and values; leave --group-query-attention out.");
+  rules.require(
+      !arguments.use_rope_scaling && !arguments.rotary_seq_len_interpolation_factor && arguments.rotary_percent == 1 &&
+          !arguments.rotary_interleaved,
+      "--multi-latent-attention turns --qk-pos-emb-head-dim channels, scaled by --rotary-scaling-factor; leave "
+      "--use-rope-scaling, --rotary-seq-len-interpolation-factor, --rotary-percent and --rotary-interleaved "
+      "out.");
 }
 
 void check_lora(const Arguments& arguments, Mistakes& rules) {
@@ -120,6 +144,24 @@ void add_network_options(std::vector<Option>& rows) {
       .named("add_bias_linear");
   group.add("--add-qkv-bias", &A::add_qkv_bias, kMustMatch, "biases in the query/key/value projection");
   group.add("--qk-layernorm", &A::qk_layernorm, kMustMatch, "norms on queries and keys");
+  group.add("--multi-latent-attention", &A::multi_latent_attention, kMustMatch,
+            "queries, keys and values come from latents (DeepSeek); --qk-layernorm norms these");
+  group.add("--q-lora-rank", &A::q_lora_rank, kMustMatch, "width of the queries' latent; unset: there is none")
+      .above(0);
+  group.add("--kv-lora-rank", &A::kv_lora_rank, kMustMatch, "width of the latent of keys and values").above(0);
+  group.add("--qk-head-dim", &A::qk_head_dim, kMustMatch, "channels of a query and key without positions").above(0);
+  group.add("--qk-pos-emb-head-dim", &A::qk_pos_emb_head_dim, kMustMatch, "channels of a query and key that turn")
+      .above(0);
+  group.add("--v-head-dim", &A::v_head_dim, kMustMatch, "channels of a value").above(0);
+  group.choice("--rope-type", &A::rope_type, kMustMatch, {{"rope", RopeType::kRope}, {"yarn", RopeType::kYarn}},
+               "positions of latent attention; unset: yarn");
+  group
+      .add("--rotary-scaling-factor", &A::rotary_scaling_factor, kReport,
+           "YaRN's factor of latent attention, over 4,096 positions")
+      .at_least(1);
+  group.add("--mscale", &A::mscale, kReport, "YaRN: enlarges cosines and sines with the factor").at_least(0);
+  group.add("--mscale-all-dim", &A::mscale_all_dim, kReport, "YaRN: enlarges scores with the factor instead")
+      .at_least(0);
   group
       .add("--no-position-embedding", &A::add_position_embedding, kReport,
            "no learned positions; only with rope or none")
@@ -127,8 +169,6 @@ void add_network_options(std::vector<Option>& rows) {
       .named("add_position_embedding");
   group.refused("--apply-residual-connection-post-layernorm", 0,
                 "it belongs to BERT models, which are not part of this program; leave it out");
-  group.refused("--multi-latent-attention", 0,
-                "multi-latent attention comes with a model by --hf-model (DeepSeek); leave it out");
   group.refused("--mtp-num-layers", 1, "no model family of this program has multi-token prediction; leave it out");
 }
 
@@ -164,6 +204,7 @@ void derive_network_sizes(Arguments& arguments, Mistakes& rules) {
 
 void check_network(Arguments& arguments, Mistakes& rules) {
   check_rotary(arguments, rules);
+  check_latent_attention(arguments, rules);
   check_lora(arguments, rules);
   const auto positions = arguments.position_embedding_type;
   rules.require(positions != PositionEmbeddingType::kMrope || arguments.hf_model,

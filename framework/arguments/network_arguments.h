@@ -13,6 +13,7 @@ class Mistakes;
 
 enum class PositionEmbeddingType { kLearnedAbsolute, kRope, kMrope, kNone };
 enum class Normalization { kLayerNorm, kRmsNorm };
+enum class RopeType { kRope, kYarn };
 
 /// Megatron's group "network size", with its names and defaults. Unset optionals were not given; those marked (derived)
 /// are computed by validate_arguments. With --hf-model the sizes come from config.json instead.
@@ -54,6 +55,16 @@ struct NetworkArguments {
   bool add_bias_linear = true;
   bool add_qkv_bias = false;  // (derived) true with add_bias_linear
   bool qk_layernorm = false;
+  bool multi_latent_attention = false;
+  std::optional<int64_t> q_lora_rank;  // unset: queries come from hidden states
+  int64_t kv_lora_rank = 32;
+  int64_t qk_head_dim = 128;         // channels of a query and key without positions
+  int64_t qk_pos_emb_head_dim = 64;  // channels that turn
+  int64_t v_head_dim = 128;
+  std::optional<RopeType> rope_type;   // (derived) kYarn with multi_latent_attention, else kRope
+  double rotary_scaling_factor = 1.0;  // of YaRN, from 4096 positions on
+  double mscale = 1.0;
+  double mscale_all_dim = 0.0;
   bool add_position_embedding = true;  // Megatron compares it when it loads our args
 };
 

@@ -218,49 +218,4 @@ void validate_parallel(Arguments& arguments, const RunEnvironment& environment, 
   check_determinism(arguments, on_gpu, environment, rules);
 }
 
-void add_expert_options(std::vector<Option>& rows) {
-  using enum OnResume;
-  using A = Arguments;
-  OptionGroup group("experts", rows, {.pretrain_only = true});
-  group
-      .choice("--moe-router-load-balancing-type", &A::moe_router_load_balancing_type, kReport,
-              {{"aux_loss", RouterBalance::kMicrobatch},
-               {"seq_aux_loss", RouterBalance::kSequence},
-               {"none", RouterBalance::kNone}},
-              "what the loss of --moe-aux-loss-coeff is computed over: a microbatch, each sequence, or nothing")
-      .nargs_of(Option::kAnyNumber)
-      .refuse_values({"global_aux_loss"}, "balance is over a microbatch or a sequence of a rank; use aux_loss or "
-                                          "seq_aux_loss")
-      .refuse_values({"sinkhorn"}, "routers take the largest softmax values; use aux_loss");
-  group
-      .add("--moe-aux-loss-coeff", &A::moe_aux_loss_coeff, kReport,
-           "coefficient of Megatron's load-balancing loss of each layer with experts, instead of config.json's "
-           "(router_aux_loss_coef)")
-      .nargs_of(Option::kAnyNumber)
-      .at_least(0);
-  group
-      .add("--moe-z-loss-coeff", &A::moe_z_loss_coeff, kReport,
-           "coefficient of the z-loss of each layer with experts, which keeps its router's logits small")
-      .at_least(0);
-  group.add("--moe-router-enable-expert-bias", &A::moe_router_enable_expert_bias, kReport,
-            "after each step, moves the bias by which routers choose experts against each expert's load, for a model "
-            "that has one (e_score_correction_bias)");
-  group
-      .add("--moe-router-bias-update-rate", &A::moe_router_bias_update_rate, kReport,
-           "by how much --moe-router-enable-expert-bias moves it")
-      .above(0);
-}
-
-void check_experts(const Arguments& arguments, Mistakes& rules) {
-  const bool has_losses = arguments.moe_aux_loss_coeff != 0 || arguments.moe_z_loss_coeff.value_or(0) != 0;
-  rules.require(!has_losses || arguments.hf_model,
-                std::string(arguments.moe_aux_loss_coeff != 0 ? "--moe-aux-loss-coeff" : "--moe-z-loss-coeff") +
-                    " needs a model with experts, which --hf-model gives; leave it out.");
-  rules.require(
-      arguments.moe_router_load_balancing_type != RouterBalance::kSequence || arguments.is_given("moe_aux_loss_coeff"),
-      "--moe-router-load-balancing-type seq_aux_loss needs --moe-aux-loss-coeff, its coefficient.");
-  rules.require(!arguments.is_given("moe_router_bias_update_rate") || arguments.moe_router_enable_expert_bias,
-                "--moe-router-bias-update-rate needs --moe-router-enable-expert-bias; give both, or neither.");
-}
-
 }  // namespace megashard::detail

@@ -58,28 +58,4 @@ void validate_parallel(Arguments& arguments, const RunEnvironment& environment, 
 
 }  // namespace detail
 
-/// Set of tokens over which the load of experts is balanced.
-enum class RouterBalance {
-  kNone,
-  kMicrobatch,  ///< Megatron's aux_loss
-  kSequence,    ///< Megatron's seq_aux_loss
-};
-
-/// Megatron's ways to balance experts, for a model that has them (--hf-model).
-struct ExpertArguments {
-  RouterBalance moe_router_load_balancing_type = RouterBalance::kMicrobatch;
-  double moe_aux_loss_coeff = 0;           // coefficient of the balancing loss
-  std::optional<double> moe_z_loss_coeff;  // of the squared log-sum-exp of router logits
-  bool moe_router_enable_expert_bias = false;
-  double moe_router_bias_update_rate = 1e-3;  // step of that bias
-};
-
-namespace detail {
-
-/// Adds the rows of these options, in the order of the help.
-void add_expert_options(std::vector<Option>& rows);
-void check_experts(const Arguments& arguments, Mistakes& rules);
-
-}  // namespace detail
-
 }  // namespace megashard

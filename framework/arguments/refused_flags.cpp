@@ -167,24 +167,10 @@ void refuse_data(CompatibilityFlags& flags) {
 
 void refuse_experts(CompatibilityFlags& flags) {
   flags.refuse(
-      "experts come with a model of experts by --hf-model, whose config.json describes them; leave "
-      "it out",
-      {{"--num-experts", 1}, {"--moe-ffn-hidden-size", 1}, {"--moe-router-topk", 1}, {"--moe-layer-freq", 1, "1"}});
-  flags.refuse("routers come with a model of experts by --hf-model, whose config.json describes them; leave it out",
-               {{"--moe-input-jitter-eps", 1, "0"},
-                {"--moe-router-dtype", 1, "fp32"},
-                {"--moe-router-score-function", 1, "softmax"},
-                {"--moe-router-pre-softmax"},
-                {"--moe-router-topk-scaling-factor", 1, "1.0"},
-                {"--moe-router-num-groups", 1},
-                {"--moe-router-group-topk", 1},
-                {"--moe-router-force-load-balancing"},
-                {"--moe-enable-routing-replay"}});
+      "routers choose by their scores, without noise; leave it out",
+      {{"--moe-input-jitter-eps", 1, "0"}, {"--moe-router-force-load-balancing"}, {"--moe-enable-routing-replay"}});
   flags.refuse("every token reaches all the experts that it chose; leave it out",
                {{"--moe-expert-capacity-factor", 1}});
-  flags.refuse("shared experts come with a model of experts by --hf-model, whose config.json describes them; leave "
-               "it out",
-               {{"--moe-shared-expert-intermediate-size", 1}, {"--moe-shared-expert-gate"}});
   flags.refuse("no model family of this program has experts of that kind; leave it out",
                {{"--moe-apply-probs-on-input"}, {"--moe-latent-size", 1}, {"--moe-use-upcycling"}});
 }
@@ -201,9 +187,6 @@ void refuse_attention(CompatibilityFlags& flags) {
                 {"--experimental-attention-variant", 1},
                 {"--linear-attention-freq", 1},
                 {"--no-rope-freq", 1}});
-  flags.refuse("positions are scaled by --use-rope-scaling with --rope-scaling-factor (Llama 3) or by "
-               "--rotary-seq-len-interpolation-factor",
-               {{"--rope-type", 1, "rope"}, {"--rotary-scaling-factor", 1, "1.0"}});
   flags.refuse("M-RoPE's sections come from the config.json of --hf-model", {{"--mrope-section", kAny}});
 }
 

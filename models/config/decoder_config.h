@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -39,6 +40,11 @@ struct RotaryConfig {
   bool operator==(const RotaryConfig&) const = default;
 };
 
+/// YaRN's factor for positions that are stretched by `factor` (transformers' get_mscale).
+inline double yarn_mscale(double factor, double mscale) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
+
 /// Class names that a family's modules report, for wrap policies.
 struct ModuleNames {
   std::string norm, rotary, attention, mlp, layer, decoder, model;
@@ -55,7 +61,6 @@ struct RouterConfig {
   /// Turns an expert's logit into its score, in fp32. kLogit: the logit is the score, and the weights are the softmax
   /// over a token's experts.
   enum class Score { kSoftmax, kSigmoid, kLogit };
-  enum class GroupScore { kLargest, kSumOfTwoLargest };
   std::string name = "gate";  ///< its module in the block
   Score score = Score::kSoftmax;
   bool bias = false;               ///< adds a bias to the logits
@@ -66,7 +71,7 @@ struct RouterConfig {
   double scale = 1;                ///< multiplies the weights
   /// A token chooses within the `chosen_groups` of `groups` equal runs of experts that have the largest scores.
   int64_t groups = 1, chosen_groups = 1;
-  GroupScore group_score = GroupScore::kSumOfTwoLargest;
+  int64_t best_of_group = 2;       ///< a group's score is the sum of so many of its largest
   bool others_score_zero = false;  ///< gives experts outside the chosen groups the score 0 instead of -inf
   /// After every step the correction moves by it, against each expert's load (--moe-router-bias-update-rate). 0: never.
   double bias_update_rate = 0;
@@ -101,6 +106,16 @@ struct MoeConfig {
   }
 };
 
+/// Multi-latent attention. Of a head's query and key, `plain_dim` channels have no positions, and the config's head_dim
+/// channels turn.
+struct LatentConfig {
+  int64_t query_rank = 0;  ///< channels of the queries' latent; 0: queries come from hidden states
+  int64_t key_rank = 0;    ///< channels of the latent of keys and values
+  int64_t plain_dim = 0;
+  int64_t value_dim = 0;
+  std::optional<double> norm_eps = 1e-6;  ///< of the latents' norms; unset: there are none
+};
+
 /// A decoder-only network, independent of its source.
 struct DecoderConfig {
   ModuleNames names{};
@@ -133,6 +148,7 @@ struct DecoderConfig {
   bool qkv_bias = false;
   bool attention_out_bias = false;
   bool mlp_bias = false;
+  std::optional<LatentConfig> latent{};
   bool attention_gate = false;        ///< multiplies attention's output by sigmoid of further rows of q_proj
   bool attention_sinks = false;       ///< gives each head a parameter: the score of a key without a value
   bool qk_norm = false;               ///< norms each head of queries and keys

@@ -177,6 +177,17 @@ MoeConfig read_grouped_moe(const HfConfig& config, const GroupedMoeDefaults& def
   return moe;
 }
 
+LatentConfig read_latent(const HfConfig& config, const LatentConfig& defaults) {
+  const LatentConfig latent{
+      .query_rank = config.is_null("q_lora_rank") ? 0 : config.get("q_lora_rank", defaults.query_rank),
+      .key_rank = config.get("kv_lora_rank", defaults.key_rank),
+      .plain_dim = config.get("qk_nope_head_dim", defaults.plain_dim),
+      .value_dim = config.get("v_head_dim", defaults.value_dim)};
+  TORCH_CHECK(latent.query_rank >= 0 && latent.key_rank > 0 && latent.plain_dim > 0 && latent.value_dim > 0,
+              config.path(), ": q_lora_rank, kv_lora_rank, qk_nope_head_dim and v_head_dim must be positive");
+  return latent;
+}
+
 DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaults) {
   TORCH_CHECK(!config.object("text_config"), config.path(),
               ": text_config belongs to vision-language models, and this is of another model_type: take it out");

@@ -75,4 +75,7 @@ struct GroupedMoeDefaults {
 /// families: experts by sigmoid scores and a correction, within groups, beside a shared expert.
 MoeConfig read_grouped_moe(const HfConfig& config, const GroupedMoeDefaults& defaults, int64_t num_layers);
 
+/// Reads q_lora_rank (null: 0), kv_lora_rank, qk_nope_head_dim and v_head_dim.
+LatentConfig read_latent(const HfConfig& config, const LatentConfig& defaults);
+
 }  // namespace megashard

@@ -125,9 +125,7 @@ class RopeReader {
 void read_yarn(const RopeReader& rope, double max_positions, RotaryConfig& rotary) {
   const bool is_implied = rope.has("factor") && rope.find("factor") == nullptr;  // null
   rotary.factor = is_implied ? max_positions / rotary.original_max_positions : rope.positive("factor");
-  const auto magnitude = [&](double scale) {
-    return rotary.factor <= 1 ? 1.0 : 0.1 * scale * std::log(rotary.factor) + 1.0;
-  };
+  const auto magnitude = [&](double scale) { return yarn_mscale(rotary.factor, scale); };
   const double scale = rope.get("mscale", 0), scale_all = rope.get("mscale_all_dim", 0);
   rotary.magnitude = rope.get("attention_factor",
                               scale != 0 && scale_all != 0 ? magnitude(scale) / magnitude(scale_all) : magnitude(1));

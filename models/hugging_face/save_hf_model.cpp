@@ -75,6 +75,7 @@ std::optional<OrderedJson> config_of_known_family(const DecoderConfig& network) 
   for (const auto& family : model_families()) {
     const auto switches = family.write_switches == nullptr ? std::nullopt : family.write_switches(network);
     if (!switches) continue;
+    if (network.moe.num_experts > 0 && !switches->contains("num_experts")) continue;
     auto config = common_fields(family, network);
     config.update(*switches);
     return config;

@@ -59,11 +59,12 @@ PartSpecPtr latent_attention_part(LatentAttentionSpec spec) {
 LatentAttention::LatentAttention(const LatentAttentionSpec& spec, const BuildContext& context)
     : spec_(spec), ranks_(context.tensor_parallel), num_heads_(spec.num_heads / ranks_->size()) {
   const auto to_latent = [&](const char* name, int64_t out) {
-    const Linear::Options options{.in = spec.hidden_size, .out = out, .bias = spec.bias};
+    const Linear::Options options{.in = spec.hidden_size, .out = out, .bias = spec.latent_bias};
     return register_module(name, std::make_shared<Hooked<ReplicatedLinear>>(options, ranks_));
   };
-  const auto norm = [&](const char* name, int64_t width) {
-    auto of_latent = spec.latent_norm;
+  const auto norm = [&](const char* name, int64_t width) -> std::shared_ptr<Hooked<Norm>> {
+    if (!spec.norm) return nullptr;
+    auto of_latent = *spec.norm;
     of_latent.width = width;
     return register_module(name, std::make_shared<Hooked<Norm>>(std::move(of_latent), ranks_));
   };
@@ -83,11 +84,17 @@ LatentAttention::LatentAttention(const LatentAttentionSpec& spec, const BuildCon
   kv_b_proj_ = to_heads("kv_b_proj", spec.key_rank, spec.plain_dim + spec.value_dim);
   const Linear::Options options{.in = spec.num_heads * spec.value_dim,
                                 .out = spec.hidden_size,
-                                .bias = spec.bias,
+                                .bias = spec.out_bias,
                                 .init_scale = spec.output_init_scale};
   o_proj_ = register_module("o_proj", std::make_shared<Hooked<RowParallelLinear>>(options, ranks_));
   core_attention_ =
       register_module("core_attention", std::make_shared<Hooked<CoreAttention>>(spec.dropout, spec.scale));
+}
+
+at::Tensor LatentAttention::query_latent(const at::Tensor& own) const {
+  if (!q_a_proj_) return own;
+  const auto latent = q_a_proj_->forward(own);
+  return q_a_layernorm_ ? q_a_layernorm_->forward(latent) : latent;
 }
 
 std::vector<at::Tensor> LatentAttention::heads_of(const at::Tensor& own, const RotaryTables& rotary) const {
@@ -96,10 +103,10 @@ std::vector<at::Tensor> LatentAttention::heads_of(const at::Tensor& own, const R
     return rotate(spec_.neighbours ? neighbours_to_halves(x, spec_.rotated_dim) : x, rotary.cos, rotary.sin);
   };
   const auto latent = kv_a_proj_->forward(own).split_with_sizes({spec_.key_rank, spec_.rotated_dim}, -1);
-  const auto of_queries = q_a_proj_ ? q_a_layernorm_->forward(q_a_proj_->forward(own)) : own;
+  const auto of_keys = kv_a_layernorm_ ? kv_a_layernorm_->forward(latent[0]) : latent[0];
   const auto queries =
-      heads(q_proj_->forward(ranks_->enter(of_queries))).split_with_sizes({spec_.plain_dim, spec_.rotated_dim}, -1);
-  const auto keys = heads(kv_b_proj_->forward(ranks_->enter(kv_a_layernorm_->forward(latent[0]))))
+      heads(q_proj_->forward(ranks_->enter(query_latent(own)))).split_with_sizes({spec_.plain_dim, spec_.rotated_dim}, -1);
+  const auto keys = heads(kv_b_proj_->forward(ranks_->enter(of_keys)))
                         .split_with_sizes({spec_.plain_dim, spec_.value_dim}, -1);
   const auto shared_key = turned(ranks_->enter(latent[1]).unsqueeze(2)).expand({-1, -1, num_heads_, -1});
   return {at::cat({queries[0], turned(queries[1])}, -1), at::cat({keys[0], shared_key}, -1), keys[1]};

@@ -28,13 +28,14 @@ struct LatentAttentionSpec {
   int64_t key_rank = 0;    ///< channels of the latent of keys and values
   int64_t plain_dim = 0, rotated_dim = 0;
   int64_t value_dim = 0;
-  bool bias = false;             ///< of the projections from hidden states to latents, and of o_proj
-  NormSpec latent_norm{};        ///< its width is the latent's
-  size_t rotary = 0;             ///< tables of the rotation: an index into Pass::rotary
-  bool neighbours = true;        ///< rotates pairs of neighbours instead of pairs of the two halves
-  double scale = 1;              ///< multiplies the scores
-  double dropout = 0;            ///< drops attention weights in training
-  double output_init_scale = 1;  ///< factor of the initialisation's std for o_proj
+  bool latent_bias = false;        ///< gives the projections from hidden states to latents biases
+  bool out_bias = false;           ///< gives o_proj a bias
+  std::optional<NormSpec> norm{};  ///< norms the latents; its width is a latent's
+  size_t rotary = 0;               ///< tables of the rotation: an index into Pass::rotary
+  bool neighbours = true;          ///< rotates pairs of neighbours instead of pairs of the two halves
+  double scale = 1;                ///< multiplies the scores
+  double dropout = 0;              ///< drops attention weights in training
+  double output_init_scale = 1;    ///< factor of the initialisation's std for o_proj
 
   int64_t key_dim() const { return plain_dim + rotated_dim; }
 };
@@ -51,6 +52,7 @@ class LatentAttention : public torch::nn::Module {
   std::string class_name() const { return spec_.class_name; }
 
  private:
+  at::Tensor query_latent(const at::Tensor& own) const;
   /// Queries, keys and values [B, T, heads of this rank, channels].
   std::vector<at::Tensor> heads_of(const at::Tensor& own, const RotaryTables& rotary) const;
 
@@ -58,7 +60,7 @@ class LatentAttention : public torch::nn::Module {
   TensorParallelRanksPtr ranks_;
   int64_t num_heads_;  // of this rank
   std::shared_ptr<Hooked<ReplicatedLinear>> q_a_proj_, kv_a_proj_;
-  std::shared_ptr<Hooked<Norm>> q_a_layernorm_, kv_a_layernorm_;
+  std::shared_ptr<Hooked<Norm>> q_a_layernorm_, kv_a_layernorm_;      // null: none
   std::shared_ptr<Hooked<ColumnParallelLinear>> q_proj_, kv_b_proj_;  // q_proj_: q_b_proj if there is a latent
   std::shared_ptr<Hooked<RowParallelLinear>> o_proj_;
   std::shared_ptr<Hooked<CoreAttention>> core_attention_;

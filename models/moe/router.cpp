@@ -55,9 +55,8 @@ at::Tensor squared_sums(const at::Tensor& logits, const at::Tensor& mask) {
 /// scores [N, experts], with those of the groups that are not chosen replaced.
 at::Tensor within_groups(const at::Tensor& scores, const RouterConfig& config) {
   const auto by_group = scores.view({scores.size(0), config.groups, -1});
-  const bool largest = config.group_score == RouterConfig::GroupScore::kLargest;
-  const auto of_groups =
-      largest ? by_group.amax(-1) : std::get<0>(at::topk(by_group, std::min<int64_t>(2, by_group.size(2)), -1)).sum(-1);
+  const auto best = std::min(config.best_of_group, by_group.size(2));
+  const auto of_groups = best == 1 ? by_group.amax(-1) : std::get<0>(at::topk(by_group, best, -1)).sum(-1);
   const auto chosen = std::get<1>(at::topk(of_groups, config.chosen_groups, -1));
   const auto others = at::ones_like(of_groups, at::kBool).scatter_(1, chosen, false);
   const double score = config.others_score_zero ? 0 : -std::numeric_limits<double>::infinity();

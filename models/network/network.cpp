@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <iterator>
 
 #include "models/layers/attention.h"
+#include "models/layers/latent_attention.h"
 #include "models/layers/mlp.h"
 #include "models/moe/moe.h"
 
@@ -48,11 +50,41 @@ std::string pattern_of(const std::vector<int64_t>& layers, size_t all) {
   return layers.size() == all ? "{*}" : "{" + c10::Join(",", layers) + "}";
 }
 
+/// 1 / sqrt of a key's channels, enlarged for positions that are stretched by YaRN's mscale_all_dim.
+double latent_scale(const RotaryConfig& rotary, int64_t channels) {
+  const double mscale = yarn_mscale(rotary.factor, rotary.mscale_all_dim);
+  return mscale * mscale / std::sqrt(static_cast<double>(channels));
+}
+
+PartSpecPtr latent_attention_of(const DecoderConfig& config) {
+  const auto& latent = *config.latent;
+  LatentAttentionSpec spec{.class_name = config.names.attention,
+                           .hidden_size = config.hidden_size,
+                           .num_heads = config.num_heads,
+                           .query_rank = latent.query_rank,
+                           .key_rank = latent.key_rank,
+                           .plain_dim = latent.plain_dim,
+                           .rotated_dim = config.head_dim,
+                           .value_dim = latent.value_dim,
+                           .latent_bias = config.qkv_bias,
+                           .out_bias = config.attention_out_bias,
+                           .neighbours = config.rotary.interleaved,
+                           .dropout = config.attention_dropout,
+                           .output_init_scale = config.output_init_scale};
+  if (latent.norm_eps) {
+    spec.norm = hidden_norm(config);
+    spec.norm->eps = *latent.norm_eps;
+  }
+  spec.scale = latent_scale(config.rotary, spec.key_dim());
+  return latent_attention_part(std::move(spec));
+}
+
 }  // namespace
 
 NormSpec hidden_norm(const DecoderConfig& config) { return norm_of(config, config.hidden_size); }
 
 PartSpecPtr attention_of(const DecoderConfig& config, int64_t index) {
+  if (config.latent) return latent_attention_of(config);
   AttentionSpec spec{.class_name = config.names.attention,
                      .hidden_size = config.hidden_size,
                      .num_heads = config.num_heads,

@@ -19,13 +19,24 @@ PARTS = {"embedding.word_embeddings": "model.embed_tokens", "embedding.position_
          "decoder.final_layernorm": "model.norm", "output_layer": "lm_head"}
 LAYER_PARTS = {"input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm",
                "self_attention.linear_proj": "self_attn.o_proj", "self_attention.q_layernorm": "self_attn.q_norm",
-               "self_attention.k_layernorm": "self_attn.k_norm", "mlp.linear_fc2": "mlp.down_proj"}
+               "self_attention.k_layernorm": "self_attn.k_norm", "mlp.linear_fc2": "mlp.down_proj",
+               "mlp.router": "mlp.gate", "mlp.shared_experts.linear_fc2": "mlp.shared_experts.down_proj"}
+LATENT_PARTS = {"self_attention.linear_q_proj": "self_attn.q_proj",
+                "self_attention.linear_q_down_proj": "self_attn.q_a_proj",
+                "self_attention.linear_q_up_proj": "self_attn.q_b_proj",
+                "self_attention.linear_kv_down_proj": "self_attn.kv_a_proj_with_mqa",
+                "self_attention.linear_kv_up_proj": "self_attn.kv_b_proj",
+                "self_attention.q_layernorm": "self_attn.q_a_layernorm",
+                "self_attention.kv_layernorm": "self_attn.kv_a_layernorm"}
+LEAVES = {"mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
+          "mlp.shared_experts.gate_weight": "mlp.shared_expert_gate.weight"}
 BATCH, LENGTH = 2, 17
 
 
 def by_our_names(tensors, config):
     """Megatron has queries, keys and values of a group of heads together, and both halves of a gated MLP."""
-    found = {}
+    layer_parts = LAYER_PARTS | (LATENT_PARTS if config.multi_latent_attention else {})
+    found, by_expert = {}, {}
     for name, tensor in tensors.items():
         part, leaf = name.rsplit(".", 1)
         if part in PARTS:
@@ -33,8 +44,12 @@ def by_our_names(tensors, config):
             continue
         layer, part = part.removeprefix("decoder.layers.").split(".", 1)
         ours = f"model.layers.{layer}."
-        if part in LAYER_PARTS:
-            found[f"{ours}{LAYER_PARTS[part]}.{leaf}"] = tensor
+        if f"{part}.{leaf}" in LEAVES:
+            found[ours + LEAVES[f"{part}.{leaf}"]] = tensor
+        elif part.startswith("mlp.experts."):
+            by_expert.setdefault(f"{ours}{part.rsplit('.', 1)[1]}.{leaf}", []).append(tensor)
+        elif part in layer_parts:
+            found[f"{ours}{layer_parts[part]}.{leaf}"] = tensor
         elif part == "self_attention.linear_qkv":
             groups, head = config.num_query_groups, config.kv_channels
             queries = config.num_attention_heads // groups * head
@@ -42,28 +57,67 @@ def by_our_names(tensors, config):
             for letter, piece in zip("qkv", rows.split([queries, head, head], 1)):
                 found[f"{ours}self_attn.{letter}_proj.{leaf}"] = piece.flatten(0, 1)
         else:
-            assert part == "mlp.linear_fc1", name
+            block, _, fc1 = part.rpartition(".")
+            assert fc1 == "linear_fc1", name
             names = ["gate_proj", "up_proj"] if config.gated_linear_unit else ["up_proj"]
             for each, piece in zip(names, tensor.chunk(len(names))):
-                found[f"{ours}mlp.{each}.{leaf}"] = piece
+                found[f"{ours}{block}.{each}.{leaf}"] = piece
+    for name, experts in by_expert.items():
+        layer, part, leaf = name.rsplit(".", 2)
+        up = "gate_up_proj" if config.gated_linear_unit else "up_proj"
+        ours = f"{layer}.mlp.experts.{dict(linear_fc1=up, linear_fc2='down_proj')[part]}"
+        found[ours if leaf == "weight" else f"{ours}_bias"] = torch.stack(experts)
     return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def with_halves(tensors):
+    """As we have the gradients of experts: gate and up are two matrices."""
+    return {name: tensor.unflatten(1, (2, -1)) if ".experts.gate_up_proj" in name else tensor
+            for name, tensor in tensors.items()}
+
+
+def core_attention_of_latents():
+    """Megatron-core's attention without Transformer Engine, for values of another width."""
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    multi_latent_attention.HAVE_TE = False  # its import succeeds without Transformer Engine
+
+    class Core(DotProductAttention):
+        def __init__(self, *arguments, k_channels=0, v_channels=0, **more):
+            super().__init__(*arguments, **more)
+            self.hidden_size_per_partition = v_channels * self.config.num_attention_heads
+
+    return Core
+
+
+def layers_of(config, case):
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+    from megatron.core.transformer.moe import moe_utils
+
+    moe_utils.te_general_gemm = None  # its import leaves the name out where Transformer Engine is not installed
+    if config.num_moe_experts or config.multi_latent_attention:
+        block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
+        for layer in block.layer_specs if config.multi_latent_attention else []:
+            layer.submodules.self_attention.submodules.core_attention = core_attention_of_latents()
+        return block
+    return get_gpt_layer_local_spec(normalization=config.normalization, **case["layer"])
 
 
 def run(folder, case):
     from megatron.core.activations import squared_relu
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
     from torch.nn.functional import gelu, silu
 
     activations = {"gelu": gelu, "silu": silu, "squared_relu": squared_relu}
     given = case["config"] | {"activation_func": activations[case["config"]["activation_func"]]}
-    config = TransformerConfig(use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0,
-                               masked_softmax_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False,
-                               gradient_accumulation_fusion=False, **given)
-    layer = get_gpt_layer_local_spec(normalization=config.normalization, **case["layer"])
-    model = GPTModel(config, layer, **case["model"])
-    for name, parameter in model.named_parameters():  # norms and biases too, or their gradients prove little
+    kind = MLATransformerConfig if given.get("multi_latent_attention") else TransformerConfig
+    config = kind(use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0, masked_softmax_fusion=False,
+                  bias_dropout_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False, **given)
+    model = GPTModel(config, layers_of(config, case), **case["model"])
+    corrections = {name: each for name, each in model.named_buffers() if name.endswith(".expert_bias")}
+    for name, parameter in [*model.named_parameters(), *corrections.items()]:  # norms and biases prove more if random
         torch.nn.init.normal_(parameter, 1.0 if name.endswith("norm.weight") else 0.0, 0.3)
     vocabulary = case["model"]["vocab_size"]
     tokens, labels = (torch.randint(0, vocabulary, (BATCH, LENGTH)) for _ in range(2))
@@ -73,11 +127,11 @@ def run(folder, case):
         logits = model(tokens, positions, mask)
     loss = model(tokens, positions, mask, labels=labels)
     loss.mean().backward()
-    gradients = by_our_names({name: each.grad for name, each in model.named_parameters()}, config)
+    gradients = with_halves(by_our_names({name: each.grad for name, each in model.named_parameters()}, config))
     gradients.setdefault("lm_head.weight", gradients["model.embed_tokens.weight"].clone())
     folder.mkdir()
     weights = {name: each.detach() - case["norms_less"] if name.endswith("norm.weight") else each.detach()
-               for name, each in model.named_parameters()}
+               for name, each in [*model.named_parameters(), *corrections.items()]}
     save_file(by_our_names(weights, config), folder / "model.safetensors")
     save_file({"tokens": tokens, "labels": labels}, folder / "input.bin")
     save_file({"logits": logits, "loss": loss.detach()} | {f"grad.{name}": each for name, each in gradients.items()},

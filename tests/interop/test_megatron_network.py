@@ -21,6 +21,13 @@ MODEL = dict(vocab_size=VOCAB, max_sequence_length=POSITIONS, share_embeddings_a
              position_embedding_type="learned_absolute")
 ROPE = [["--position-embedding-type", "rope"]]
 NO_BIAS = ["--disable-bias-linear"]
+NO_BIASES = dict(add_bias_linear=False, bias_activation_fusion=False)
+EXPERTS = [["--num-experts", "6"], ["--moe-router-topk", "2"], ["--moe-ffn-hidden-size", "28"]]
+LATENTS = [["--multi-latent-attention"], ["--kv-lora-rank", "20"], ["--qk-head-dim", "10"],
+           ["--qk-pos-emb-head-dim", "6"], ["--v-head-dim", "12"]]
+MLA = dict(multi_latent_attention=True, q_lora_rank=None, kv_lora_rank=20, qk_head_dim=10, qk_pos_emb_head_dim=6,
+           v_head_dim=12, rotary_scaling_factor=1.0)
+MOE = dict(num_moe_experts=6, moe_router_topk=2, moe_ffn_hidden_size=28, moe_aux_loss_coeff=0.0)
 
 
 def case(flags, config={}, model={}, layer={}, norms_less=0.0):
@@ -54,6 +61,41 @@ CASES = {
                                  rope_scaling_factor=4.0)),
     "neighbours_rotated": case([*ROPE, ["--rotary-interleaved"], ["--rotary-percent", "0.5"]],
                                dict(rotary_interleaved=True), dict(position_embedding_type="rope", rotary_percent=0.5)),
+    "experts": case([NO_BIAS, *EXPERTS], NO_BIASES | MOE),
+    "experts_gated": case([NO_BIAS, *EXPERTS, ["--swiglu"], ["--moe-layer-freq", "[0]*1+[1]*1"],
+                           ["--moe-router-pre-softmax"], ["--moe-router-topk-scaling-factor", "1.7"],
+                           ["--moe-shared-expert-intermediate-size", "36"], ["--moe-shared-expert-gate"],
+                           ["--moe-router-dtype", "fp32"]],
+                          NO_BIASES | MOE | dict(activation_func="silu", gated_linear_unit=True, moe_layer_freq=[0, 1],
+                                                 moe_router_pre_softmax=True, moe_router_topk_scaling_factor=1.7,
+                                                 moe_shared_expert_intermediate_size=36, moe_shared_expert_gate=True,
+                                                 moe_router_dtype="fp32")),
+    "experts_of_groups": case([NO_BIAS, *EXPERTS, ["--moe-router-num-groups", "3"], ["--moe-router-group-topk", "2"],
+                               ["--moe-layer-freq", "2"]],
+                              NO_BIASES | MOE | dict(moe_router_num_groups=3, moe_router_group_topk=2,
+                                                     moe_layer_freq=2)),
+    "experts_by_sigmoid": case([NO_BIAS, *EXPERTS, ["--moe-router-score-function", "sigmoid"],
+                                ["--moe-router-enable-expert-bias"], ["--moe-router-num-groups", "2"],
+                                ["--moe-router-group-topk", "1"], ["--moe-router-topk-scaling-factor", "2.5"],
+                                ["--moe-shared-expert-intermediate-size", "36"]],
+                               NO_BIASES | MOE | dict(
+                                   moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True,
+                                   moe_router_num_groups=2, moe_router_group_topk=1,
+                                   moe_router_topk_scaling_factor=2.5, moe_shared_expert_intermediate_size=36)),
+    "one_expert": case([NO_BIAS, *EXPERTS[:1], ["--moe-router-topk", "1"], ["--moe-router-score-function", "sigmoid"]],
+                       NO_BIASES | MOE | dict(moe_router_topk=1, moe_router_score_function="sigmoid",
+                                              moe_ffn_hidden_size=INNER)),
+    "latents": case([NO_BIAS, *ROPE, *LATENTS, ["--rotary-scaling-factor", "4"], ["--mscale", "0.7"],
+                     ["--mscale-all-dim", "1.3"]],
+                    NO_BIASES | MLA | dict(rotary_scaling_factor=4.0, mscale=0.7, mscale_all_dim=1.3),
+                    dict(position_embedding_type="rope")),
+    "latents_normed": case([NO_BIAS, *ROPE, *LATENTS, ["--q-lora-rank", "18"], ["--qk-layernorm"],
+                            ["--norm-epsilon", "1e-3"], ["--normalization", "RMSNorm"], ["--rope-type", "rope"]],
+                           NO_BIASES | MLA | dict(q_lora_rank=18, qk_layernorm=True, layernorm_epsilon=1e-3,
+                                                  normalization="RMSNorm", rope_type="rope"),
+                           dict(position_embedding_type="rope")),
+    "latents_and_experts": case([NO_BIAS, *ROPE, *LATENTS, *EXPERTS, ["--q-lora-rank", "18"]],
+                                NO_BIASES | MLA | MOE | dict(q_lora_rank=18), dict(position_embedding_type="rope")),
     "norms_1p": case([["--apply-layernorm-1p"]], norms_less=1.0),  # megatron-core has them on GPUs alone
     "no_positions": case([["--position-embedding-type", "none"]], {}, dict(position_embedding_type="none")),
 }

@@ -88,9 +88,7 @@ TEST(MegatronFlags, TakeAsManyValuesAsThere) {
 }
 
 TEST(MegatronFlags, ThatAreRefusedMayHaveTheirDefault) {
-  // Megatron's default is to rerun; and config.json of --hf-model may say another number of
-  // experts.
-  const std::set<std::string> never = {"--rerun-mode", "--moe-router-topk"};
+  const std::set<std::string> never = {"--rerun-mode"};  // Megatron's default is to rerun
   for (const auto& flag : their_flags()) {
     const Option* option = find_option(flag.spellings.front());
     if (option == nullptr || option->status != OptionStatus::kRefused || flag.value == "-" ||
@@ -114,10 +112,10 @@ TEST(MegatronFlags, ThatAreRefusedSayWhatToDoInstead) {
 
 TEST(MegatronFlags, ThatAreRefusedLetAnyFormOfTheirNeutralNumberThrough) {
   Arguments arguments;
-  const Option& option = *find_option("--moe-router-topk-scaling-factor");
-  for (const char* one : {"1", "1.0", "1e0"}) set_option(option, {one}, arguments);
-  EXPECT_NE(usage_error([&] { set_option(option, {"1", "2"}, arguments); }), "");
-  EXPECT_NE(usage_error([&] { set_option(option, {"one"}, arguments); }), "");
+  const Option& option = *find_option("--glu-linear-offset");
+  for (const char* zero : {"0", "0.0", "0e0"}) set_option(option, {zero}, arguments);
+  EXPECT_NE(usage_error([&] { set_option(option, {"0", "2"}, arguments); }), "");
+  EXPECT_NE(usage_error([&] { set_option(option, {"zero"}, arguments); }), "");
 }
 
 TEST(MegatronFlags, OfALossOfBalanceTakeOne) {
