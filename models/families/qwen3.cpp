@@ -32,6 +32,23 @@ DecoderConfig read_qwen3_moe(const HfConfig& config) {
   return network;
 }
 
+std::optional<nlohmann::ordered_json> qwen3_moe_switches(const DecoderConfig& network) {
+  const auto& moe = network.moe;
+  const auto& router = moe.router;
+  const bool normalises = router.normalise_weights || router.score == RouterConfig::Score::kLogit;
+  const bool fits = moe.num_experts > 0 && router.score != RouterConfig::Score::kSigmoid && router.groups == 1 &&
+                    router.scale == 1 && !router.in_fp32 && moe.shared.intermediate_size == 0;
+  auto switches = qwen3_switches(network);
+  if (!fits || !switches) return std::nullopt;
+  switches->update({{"num_experts", moe.num_experts},
+                    {"num_experts_per_tok", moe.experts_per_token},
+                    {"moe_intermediate_size", moe.intermediate_size},
+                    {"norm_topk_prob", normalises},
+                    {"decoder_sparse_step", moe.sparse_step},
+                    {"mlp_only_layers", moe.dense_layers}});
+  return switches;
+}
+
 const RegisterFamily kQwen3({.model_type = "qwen3",
                              .architecture = "Qwen3ForCausalLM",
                              .read = read_qwen3,
@@ -40,7 +57,8 @@ const RegisterFamily kQwen3({.model_type = "qwen3",
 
 const RegisterFamily kQwen3Moe({.model_type = "qwen3_moe",
                                 .architecture = "Qwen3MoeForCausalLM",
-                                .read = read_qwen3_moe});
+                                .read = read_qwen3_moe,
+                                .write_switches = qwen3_moe_switches});
 
 }  // namespace
 }  // namespace megashard

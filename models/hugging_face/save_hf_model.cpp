@@ -70,12 +70,12 @@ OrderedJson common_fields(const ModelFamily& family, const DecoderConfig& networ
 /// Does not include tying and dtype, which the run determines.
 std::optional<OrderedJson> config_of_known_family(const DecoderConfig& network) {
   const bool known = network.norm == NormKind::kRmsNorm && !network.zero_centered_norm && network.gated_mlp &&
-                     network.positions == PositionKind::kRotary && network.rotary.fraction == 1;
+                     network.positions == PositionKind::kRotary && network.rotary.fraction == 1 && !network.latent;
   if (!known) return std::nullopt;
   for (const auto& family : model_families()) {
     const auto switches = family.write_switches == nullptr ? std::nullopt : family.write_switches(network);
     if (!switches) continue;
-    if (network.moe.num_experts > 0 && !switches->contains("num_experts")) continue;
+    if ((network.moe.num_experts > 0) != switches->contains("num_experts")) continue;
     auto config = common_fields(family, network);
     config.update(*switches);
     return config;
@@ -85,10 +85,11 @@ std::optional<OrderedJson> config_of_known_family(const DecoderConfig& network) 
 
 OrderedJson config_of_network(const DecoderConfig& network) {
   if (auto config = config_of_known_family(network)) return std::move(*config);
-  throw UsageError("--save-hf: transformers' Llama, Qwen2 and Qwen3 do not compute the network of these "
+  throw UsageError("--save-hf: transformers' Llama, Qwen2, Qwen3 and Qwen3-MoE do not compute the network of these "
                    "flags; they need --normalization RMSNorm, --swiglu, --position-embedding-type rope, whole "
-                   "--rotary-percent, no --apply-layernorm-1p, and with --qk-layernorm or --add-qkv-bias also "
-                   "--disable-bias-linear. "
+                   "--rotary-percent, no --apply-layernorm-1p, with --qk-layernorm or --add-qkv-bias also "
+                   "--disable-bias-linear, and with --num-experts --qk-layernorm, softmax scores without groups, factor "
+                   "and --moe-router-dtype, and no shared expert. "
                    "Leave --save-hf out, or change the network");
 }
 

@@ -2,7 +2,6 @@
 #include <c10/util/Exception.h>
 
 #include "models/layers/gated_delta_net.h"
-#include "models/layers/latent_attention.h"
 #include "models/network/network.h"
 #include "models/vision/qwen_vision.h"
 #include "parallel/collectives/agreement.h"
@@ -18,10 +17,6 @@ Network decoder_network(DecoderConfig /*config*/, const DescribeLayer& /*layer*/
 }
 
 void for_each_part(const Network& /*network*/, const std::function<void(const PartSpec&)>& /*visit*/) {}
-
-PartSpecPtr latent_attention_part(LatentAttentionSpec /*spec*/) {
-  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
-}
 
 PartSpecPtr gated_delta_net_part(GatedDeltaNetSpec /*spec*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");

@@ -175,6 +175,8 @@ def test_experts_by_themselves_and_stacked(tmp_path):
     ("Qwen2ForCausalLM", ["--disable-bias-linear", "--add-qkv-bias", "--group-query-attention", "--num-query-groups",
                           "2"]),
     ("Qwen3ForCausalLM", ["--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"]),
+    ("Qwen3MoeForCausalLM", ["--disable-bias-linear", "--qk-layernorm", "--num-experts", "5", "--moe-ffn-hidden-size",
+                             "20", "--moe-layer-freq", "[1]*1+[0]*1"]),
 ])
 def test_a_network_of_flags(tmp_path, name, flags):
     """config.json is written from the flags, and read back it is the same network: the next step's loss is the same
@@ -193,7 +195,7 @@ def test_a_network_of_flags(tmp_path, name, flags):
 def test_a_network_that_transformers_lacks_is_refused_before_training(tmp_path):
     gpt = [flag for flag in FLAGS if flag != "--swiglu"]
     losses, out = pretrain(tmp_path, *gpt, "--train-iters", 1, "--save-hf", tmp_path / "written", expect=USAGE)
-    assert "--save-hf: transformers' Llama, Qwen2 and Qwen3 do not compute the network of these flags" in out
+    assert "--save-hf: transformers' Llama, Qwen2, Qwen3 and Qwen3-MoE do not compute the network of these flags" in out
     assert not losses and not (tmp_path / "written").exists()
 
 
