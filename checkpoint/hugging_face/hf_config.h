@@ -61,6 +61,14 @@ class HfConfig {
   T get_or_null(const char* key, T fallback) const {
     return get(*json_, key, fallback);
   }
+  /// The value of either key. Throws if both are there and differ.
+  template <class T>
+  T get_either(const char* key, const char* other, T fallback) const {
+    const auto second = get(other, fallback), first = get(key, second);
+    TORCH_CHECK(first == second || find(other) == nullptr, path(), ": ", key, " says ", find(key)->dump(), " and ",
+                other, " says ", find(other)->dump(), ": keep the one that is right");
+    return first;
+  }
   template <class T>
   T get(const nlohmann::ordered_json& object, const char* key, T fallback) const {
     const auto* value = find(object, key);

@@ -49,6 +49,9 @@ inline double yarn_mscale(double factor, double mscale) {
 struct ModuleNames {
   std::string norm, rotary, attention, mlp, layer, decoder, model;
   std::string moe{}, experts{}, router{};
+
+  /// Of a further class of the family, whose model is called <family>ForCausalLM.
+  std::string class_of(const std::string& kind) const { return model.substr(0, model.find("For")) + kind; }
 };
 
 /// GPT-OSS's gate: (up + 1) * gate * sigmoid(alpha * gate), with gate below `limit` and up within it.

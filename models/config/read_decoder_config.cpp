@@ -32,15 +32,6 @@ std::optional<int64_t> read_padding(const HfConfig& config, int64_t vocab_size, 
   return pad < 0 ? pad + vocab_size : pad;
 }
 
-/// Accepts the published files' name and that of transformers 5.
-int64_t read_num_experts(const HfConfig& config, int64_t fallback) {
-  const auto local = config.get("num_local_experts", fallback);
-  const auto experts = config.get("num_experts", local);
-  TORCH_CHECK(experts == local || config.find("num_local_experts") == nullptr, config.path(), ": num_experts says ",
-              experts, " and num_local_experts says ", local, ": keep the one that is right");
-  return experts;
-}
-
 }  // namespace
 
 ModuleNames class_names(const std::string& prefix) {
@@ -131,8 +122,19 @@ void read_optional_windows(const HfConfig& config, DecoderConfig& network) {
       read_sliding_layers(config, network, [&](int64_t layer) { return network.sliding_window > 0 && layer >= first; });
 }
 
+std::string read_layer_type(const HfConfig& config, const std::vector<std::string>& known, int64_t num_layers,
+                            int64_t index) {
+  const auto types = config.need<std::vector<std::string>>("layer_types");
+  TORCH_CHECK(std::ssize(types) == num_layers, config.path(), ": layer_types has ", types.size(),
+              " entries for num_hidden_layers ", num_layers);
+  const auto& type = types[static_cast<size_t>(index)];
+  TORCH_CHECK(std::ranges::count(known, type) > 0, config.path(), ": layer_types has ", type,
+              ", which this model_type does not support; known are ", c10::Join(", ", known));
+  return type;
+}
+
 MoeConfig read_moe(const HfConfig& config, const MoeDefaults& defaults) {
-  MoeConfig moe{.num_experts = read_num_experts(config, defaults.num_experts),
+  MoeConfig moe{.num_experts = config.get_either("num_experts", "num_local_experts", defaults.num_experts),
                 .experts_per_token = config.get("num_experts_per_tok", defaults.experts_per_token),
                 .intermediate_size = config.get(defaults.intermediate_key, defaults.intermediate_size),
                 .router = {.normalise_weights = config.get("norm_topk_prob", false)},
@@ -220,7 +222,7 @@ DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaul
       .attention_dropout = config.get("attention_dropout", defaults.attention_dropout),
       .init_std = config.get("initializer_range", 0.02),
   };
-  TORCH_CHECK(network.vocab_size > 0 && (network.intermediate_size > 0 || defaults.intermediate_size) &&
+  TORCH_CHECK(network.vocab_size > 0 && (network.intermediate_size > 0 || defaults.intermediate_size == 0) &&
                   network.head_dim > 0 && network.head_dim % 2 == 0,
               config.path(), ": vocab_size and intermediate_size must be positive, and head_dim (", network.head_dim,
               ") even");

@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/hugging_face/hf_config.h"
 #include "models/config/decoder_config.h"
@@ -59,6 +60,11 @@ void slide_all_or_no_layers(const HfConfig& config, DecoderConfig& network);
 void read_window_of_all_layers(const HfConfig& config, DecoderConfig& network);
 /// Reads windows if use_sliding_window is set, as in Qwen: for the layers of layer_types, or from max_window_layers on.
 void read_optional_windows(const HfConfig& config, DecoderConfig& network);
+
+/// Reads the entry of layer_types for layer `index`. Throws unless it is one of `known`, and there is one for each
+/// layer.
+std::string read_layer_type(const HfConfig& config, const std::vector<std::string>& known, int64_t num_layers,
+                            int64_t index);
 
 /// Reads num_experts, num_experts_per_tok, ... of Qwen's and Mixtral's families.
 MoeConfig read_moe(const HfConfig& config, const MoeDefaults& defaults = {});

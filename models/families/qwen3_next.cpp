@@ -54,21 +54,15 @@ DecoderConfig read_qwen3_5_moe(const HfConfig& config) {
 
 /// layer_types says which layers are linear; without it all but every full_attention_interval-th.
 bool is_linear(const HfConfig& config, int64_t num_layers, int64_t index) {
-  const auto types = config.get_or_null("layer_types", std::vector<std::string>{});
-  if (types.empty()) return (index + 1) % config.get<int64_t>("full_attention_interval", 4) != 0;
-  TORCH_CHECK(std::ssize(types) == num_layers, config.path(), ": layer_types has ", types.size(),
-              " entries for num_hidden_layers ", num_layers);
-  const auto& type = types[static_cast<size_t>(index)];
-  config.require_computed(type == "linear_attention" || type == "full_attention", "layer_types has ", type,
-                          ", which is not supported; known are full_attention and linear_attention");
-  return type == "linear_attention";
+  if (config.find("layer_types") == nullptr || config.find("layer_types")->empty())
+    return (index + 1) % config.get<int64_t>("full_attention_interval", 4) != 0;
+  return read_layer_type(config, {"full_attention", "linear_attention"}, num_layers, index) == "linear_attention";
 }
 
 LayerSpec hybrid_layer(const HfConfig& config, const DecoderConfig& network, int64_t index) {
   auto layer = decoder_layer(network, index);
   if (!is_linear(config, network.num_layers, index)) return layer;
-  const auto prefix = network.names.model.substr(0, network.names.model.find("For"));
-  GatedDeltaNetSpec mixer{.class_name = prefix + "GatedDeltaNet",
+  GatedDeltaNetSpec mixer{.class_name = network.names.class_of("GatedDeltaNet"),
                           .hidden_size = network.hidden_size,
                           .key_heads = config.get<int64_t>("linear_num_key_heads", 16),
                           .value_heads = config.get<int64_t>("linear_num_value_heads", 32),
@@ -82,7 +76,8 @@ LayerSpec hybrid_layer(const HfConfig& config, const DecoderConfig& network, int
               config.path(), ": linear_num_value_heads ", mixer.value_heads,
               " must be a multiple of linear_num_key_heads ", mixer.key_heads,
               ", and these, linear_key_head_dim, linear_value_head_dim and linear_conv_kernel_dim positive");
-  mixer.norm = {.class_name = prefix + "RMSNormGated", .width = mixer.value_dim, .eps = network.norm_eps};
+  mixer.norm = {
+      .class_name = network.names.class_of("RMSNormGated"), .width = mixer.value_dim, .eps = network.norm_eps};
   layer.branches[0].name = "linear_attn";
   layer.branches[0].part = gated_delta_net_part(std::move(mixer));
   return layer;

@@ -1,7 +1,6 @@
 #include "models/layers/gated_delta_net.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
@@ -11,33 +10,15 @@
 #include <vector>
 
 #include "framework/mistakes.h"
-#include "framework/modules/weight_init_mixin.h"
 #include "models/kernels/causal_conv.h"
 #include "models/kernels/delta_rule.h"
 #include "models/kernels/fused_ops.h"
+#include "models/layers/channel_conv.h"
 #include "models/layers/linear.h"
-#include "parallel/sequence_parallel/ulysses.h"
+#include "models/layers/whole_sequence.h"
 
 namespace megashard {
 namespace {
-
-/// `conv1d.weight` [channels, 1, width].
-class ShortConv : public torch::nn::Module, public SelfInitializing {
- public:
-  ShortConv(int64_t channels, int64_t width) { weight = register_parameter("weight", at::empty({channels, 1, width})); }
-  void init_own_weights(const WeightInit& init) override { weight.normal_(0, init.std, init.generator); }
-  at::Tensor weight;
-};
-
-/// Selects the heads of one of the ranks that share a sequence.
-struct HeadRange {
-  int64_t place = 0, places = 1;
-
-  at::Tensor of(const at::Tensor& heads) const {
-    const int64_t count = heads.size(0) / places;
-    return heads.narrow(0, place * count, count);
-  }
-};
 
 class GatedDeltaNet : public torch::nn::Module, public SelfInitializing {
  public:
@@ -58,7 +39,7 @@ class GatedDeltaNet : public torch::nn::Module, public SelfInitializing {
       layers.push_back(projection("in_proj_a", spec.value_heads));
     }
     projections_ = JointLinears(std::move(layers));
-    conv_ = register_module("conv1d", std::make_shared<Hooked<ShortConv>>(2 * keys + values, spec.conv_width));
+    conv_ = register_module("conv1d", std::make_shared<Hooked<ChannelConv>>(2 * keys + values, spec.conv_width));
     a_log_ = register_parameter("A_log", at::empty({spec.value_heads}));
     dt_bias_ = register_parameter("dt_bias", at::empty({spec.value_heads}));
     norm_ = register_module("norm", std::make_shared<Hooked<Norm>>(spec.norm));
@@ -69,17 +50,10 @@ class GatedDeltaNet : public torch::nn::Module, public SelfInitializing {
 
   at::Tensor forward(const at::Tensor& own, const Pass& pass) {
     const auto x = projected(own);
-    const SequenceShard rows = pass.span.sequence.of_place();
-    const auto keys = gather_sequence({x.q, x.k}, rows);
-    const auto values =
-        gather_sequence({at::cat({x.v, x.write.unsqueeze(-1), x.decay.unsqueeze(-1)}, -1)}, rows)[0].split_with_sizes(
-            {spec_.value_dim, 1, 1}, -1);
-    const HeadRange range = rows.is_whole() ? HeadRange{} : HeadRange{rows.group->rank(), rows.group->size()};
-    const auto begins = pass.span.documents
-                            ? pass.span.documents->token_begins(own.size(0), keys[0].size(1), own.device())
-                            : at::Tensor();
-    const auto mixed = mix(keys[0], keys[1], values[0], values[1].squeeze(-1), values[2].squeeze(-1), begins, range);
-    const auto heads = norm_->forward(scatter_sequence(mixed.to(own.scalar_type()), rows));
+    const WholeSequence sequence(pass);
+    const auto whole = sequence.gather({x.q, x.k, x.v, x.write.unsqueeze(-1), x.decay.unsqueeze(-1)});
+    const auto mixed = mix(whole[0], whole[1], whole[2], whole[3].squeeze(-1), whole[4].squeeze(-1), sequence);
+    const auto heads = norm_->forward(sequence.scatter(mixed.to(own.scalar_type())));
     return out_proj_->forward(swiglu(x.gate.contiguous(), heads.contiguous()).flatten(2));
   }
 
@@ -115,27 +89,28 @@ class GatedDeltaNet : public torch::nn::Module, public SelfInitializing {
 
   /// Takes whole sequences of some heads; returns the rule's results, fp32.
   at::Tensor mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& write,
-                 const at::Tensor& decay, const at::Tensor& begins, const HeadRange& range) const {
+                 const at::Tensor& decay, const WholeSequence& sequence) const {
+    const auto begins = sequence.begins(v);
     const int64_t keys = spec_.key_heads * spec_.key_dim;
     const auto taps = conv_->weight.squeeze(1).split_with_sizes({keys, keys, conv_->weight.size(0) - 2 * keys});
     const auto convolved = [&](const at::Tensor& heads, const at::Tensor& of_all, int64_t dim) {
-      const auto own = range.of(of_all.unflatten(0, {-1, dim})).flatten(0, 1);
+      const auto own = sequence.of_rank(of_all.unflatten(0, {-1, dim})).flatten(0, 1);
       return at::silu(causal_conv(heads.flatten(2), own.to(heads.scalar_type()), begins))
           .to(at::kFloat)
           .unflatten(2, {-1, dim});
     };
-    const auto rate = range.of(a_log_).to(at::kFloat).exp();
+    const auto rate = sequence.of_rank(a_log_).to(at::kFloat).exp();
     return gated_delta_rule({.q = convolved(q, taps[0], spec_.key_dim),
                              .k = convolved(k, taps[1], spec_.key_dim),
                              .v = convolved(v, taps[2], spec_.value_dim),
-                             .decay = -rate * at::softplus(decay.to(at::kFloat) + range.of(dt_bias_)),
+                             .decay = -rate * at::softplus(decay.to(at::kFloat) + sequence.of_rank(dt_bias_)),
                              .beta = at::sigmoid(write).to(at::kFloat),
                              .begins = begins});
   }
 
   GatedDeltaNetSpec spec_;
   JointLinears projections_;
-  std::shared_ptr<Hooked<ShortConv>> conv_;
+  std::shared_ptr<Hooked<ChannelConv>> conv_;
   at::Tensor a_log_, dt_bias_;  // [Hv]
   std::shared_ptr<Hooked<Norm>> norm_;
   std::shared_ptr<Hooked<RowParallelLinear>> out_proj_;

@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 
 #include "models/layers/gated_delta_net.h"
+#include "models/layers/short_conv.h"
 #include "models/network/network.h"
 #include "models/vision/qwen_vision.h"
 #include "parallel/collectives/agreement.h"
@@ -21,6 +22,8 @@ void for_each_part(const Network& /*network*/, const std::function<void(const Pa
 PartSpecPtr gated_delta_net_part(GatedDeltaNetSpec /*spec*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");
 }
+
+PartSpecPtr short_conv_part(ShortConvSpec /*spec*/) { TORCH_INTERNAL_ASSERT(false, "a target builds a network"); }
 
 EncoderSpecPtr qwen_vision(VisionLanguageConfig /*config*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");

@@ -6,9 +6,10 @@ import random
 
 import transformers
 from transformers import (DeepseekV2Config, DeepseekV3Config, Exaone4Config, Gemma3TextConfig, Glm4MoeConfig,
-                          GraniteConfig, LlamaConfig, MiniMaxM2Config, MistralConfig, MixtralConfig, Olmo2Config,
-                          Olmo3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
-                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, SeedOssConfig, SmolLM3Config)
+                          GraniteConfig, Lfm2Config, Lfm2MoeConfig, LlamaConfig, MiniMaxM2Config, MistralConfig,
+                          MixtralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config,
+                          Qwen3MoeConfig, Qwen3NextConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, SeedOssConfig,
+                          SmolLM3Config)
 
 VOCAB, LENGTH, POSITIONS, ORIGINAL = 96, 40, 24, 16  # sequences are longer than both
 SIZES = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -49,6 +50,9 @@ FAMILIES |= {
     "qwen3_5_text": Qwen3_5TextConfig(**SIZES, **LINEAR),
     "qwen3_5_moe_text": Qwen3_5MoeTextConfig(
         **{key: size for key, size in SIZES.items() if key != "intermediate_size"}, **LINEAR, **SPARSE),
+    "lfm2": Lfm2Config(**SIZES, pad_token_id=None, layer_types=["conv", "full_attention"], block_multiple_of=8),
+    "lfm2_moe": Lfm2MoeConfig(**SIZES, pad_token_id=None, layer_types=["conv", "full_attention"], num_experts=4,
+                              num_experts_per_tok=2, moe_intermediate_size=24, num_dense_layers=1),
 }
 BY_LAYER = {"gemma3_text", "olmo3"}  # rope_parameters has an object for each type of layers
 ABSENT = "absent"  # removes the key

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (Lfm2Config, Lfm2ForCausalLM, MinistralConfig, MinistralForCausalLM, Qwen3Config,
+from transformers import (DiffLlamaConfig, DiffLlamaForCausalLM, MinistralConfig, MinistralForCausalLM, Qwen3Config,
                           Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 import megashard
@@ -206,10 +206,9 @@ def test_the_family_computes_what_transformers_does(libraries, folder):
 
 def test_the_mixer_computes_what_transformers_does(libraries, folder):
     torch.manual_seed(7)
-    config = Lfm2Config(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-                        num_key_value_heads=2, initializer_range=0.3, block_auto_adjust_ff_dim=False,
-                        layer_types=["conv", "full_attention", "conv"])
-    model = Lfm2ForCausalLM(config).eval()
+    config = DiffLlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+                             num_attention_heads=8, num_key_value_heads=4, initializer_range=0.3, lambda_std_dev=0.5)
+    model = DiffLlamaForCausalLM(config).eval()
     model.save_pretrained(folder / "model")
     expect_log_probs_of(model, libraries, folder)
     # Trained without a change, and saved with the published names.

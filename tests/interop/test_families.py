@@ -22,6 +22,7 @@ EXPERTS = dict(num_local_experts=6, num_experts_per_tok=2)
 GROUPED = dict(n_routed_experts=12, num_experts_per_tok=3, moe_intermediate_size=20, first_k_dense_replace=1)
 LINEAR_HEADS = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12)
 SHARED = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, shared_expert_intermediate_size=28)
+SPARSE_CONV = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20)
 LATENT = dict(kv_lora_rank=20, q_lora_rank=28, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10)
 
 CASES = {
@@ -131,7 +132,28 @@ CASES = {
                                               router_aux_loss_coef=0.3),
         ODD | SHARED | dict(num_key_value_heads=3, head_dim=8, linear_num_key_heads=1, linear_num_value_heads=5,
                             linear_key_head_dim=10, linear_value_head_dim=6)],
+    "lfm2": [
+        SIZES | dict(num_key_value_heads=2, layer_types=["conv", "full_attention", "conv"], block_multiple_of=8),
+        LARGER | dict(num_key_value_heads=4, layer_types=["conv", "full_attention", "conv", "conv", "full_attention"],
+                      conv_bias=True, conv_L_cache=4, block_multiple_of=10, block_ffn_dim_multiplier=1.3,
+                      norm_eps=1e-3, tie_word_embeddings=False),
+        ODD | dict(num_key_value_heads=3, full_attn_idxs=[2], conv_L_cache=1, block_auto_adjust_ff_dim=False,
+                   pad_token_id=7, rope_parameters=LINEAR)],
+    "lfm2_moe": [
+        SIZES | SPARSE_CONV | dict(num_key_value_heads=2, num_dense_layers=1,
+                                   layer_types=["conv", "full_attention", "conv"]),
+        LARGER | SPARSE_CONV | dict(num_key_value_heads=4, conv_bias=True, conv_L_cache=2, use_expert_bias=False,
+                                    routed_scaling_factor=1.7, num_dense_layers=3, tie_word_embeddings=False,
+                                    layer_types=["conv", "full_attention", "conv", "conv", "full_attention"]),
+        ODD | SPARSE_CONV | dict(num_key_value_heads=3, norm_topk_prob=False, num_dense_layers=0, norm_eps=1e-3,
+                                 layer_types=["full_attention", "conv", "conv", "conv"])],
 }
+# Names in the model and in transformers', where they differ.
+CONVOLUTIONAL = {"feed_forward.gate_proj": "feed_forward.w1", "feed_forward.up_proj": "feed_forward.w3",
+                 "feed_forward.down_proj": "feed_forward.w2", "self_attn.o_proj": "self_attn.out_proj",
+                 "self_attn.q_norm": "self_attn.q_layernorm", "self_attn.k_norm": "self_attn.k_layernorm",
+                 "model.norm": "model.embedding_norm"}
+RENAMED = {"lfm2": CONVOLUTIONAL, "lfm2_moe": CONVOLUTIONAL}
 # Roundings of the delta rule, transformers' own as large.
 BARS = {"qwen3_next": 1e-5, "qwen3_5_text": 1e-5, "qwen3_5_moe_text": 1e-5}
 NAMES = [f"{family}-{shape}" for family, shapes in CASES.items() for shape in range(len(shapes))]
@@ -151,7 +173,8 @@ def write_case(folder, name, seed):
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name.split("-")[0], **options(name)),
                                              attn_implementation="eager", experts_implementation="eager")
-    corrections = [values for key, values in model.named_buffers() if key.endswith("e_score_correction_bias")]
+    corrections = [values for key, values in model.named_buffers()
+                   if key.endswith(("e_score_correction_bias", "expert_bias"))]
     with torch.no_grad():
         for values in [*model.parameters(), *corrections]:
             values.add_(torch.randn_like(values) * 0.02)
@@ -207,12 +230,20 @@ def compared(tmp_path_factory):
     return folder, wanted
 
 
+def renamed(name, family):
+    for ours, theirs in RENAMED.get(family, {}).items():
+        name = name.replace(ours, theirs)
+    return name
+
+
 def check_case(compared, name):
     folder, wanted = compared
+    family = name.split("-")[0]
     error = folder / name / "error.txt"
     assert not error.exists(), error.read_text()
     exact, rough = wanted[name]
-    check(load_file(folder / name / "output.bin"), exact, rough=rough, bar=BARS.get(name.split("-")[0], 2e-6))
+    ours = {renamed(key, family): values for key, values in load_file(folder / name / "output.bin").items()}
+    check(ours, exact, rough=rough, bar=BARS.get(family, 2e-6))
 
 
 @pytest.mark.parametrize("name", NAMES)
