@@ -176,7 +176,7 @@ def test_experts_by_themselves_and_stacked(tmp_path):
                           "2"]),
     ("Qwen3ForCausalLM", ["--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"]),
     ("Qwen3MoeForCausalLM", ["--disable-bias-linear", "--qk-layernorm", "--num-experts", "5", "--moe-ffn-hidden-size",
-                             "20", "--moe-layer-freq", "[1]*1+[0]*1"]),
+                             "20", "--moe-layer-freq", "[1]*1+[0]*1", "--moe-router-pre-softmax"]),
 ])
 def test_a_network_of_flags(tmp_path, name, flags):
     """config.json is written from the flags, and read back it is the same network: the next step's loss is the same

@@ -5,6 +5,7 @@ import pytest
 from megashard import USAGE
 from wrong_use import MOCK, PRETRAIN, RATE, check, run
 
+SPARSE = "--disable-bias-linear --num-experts 4 "
 CASES = {
     "fp8 with delayed scales": ("--fp8-format hybrid", "--fp8-format needs --fp8-recipe tensorwise or mxfp8"),
     "fp8 with blocks of 128": ("--fp8-format e4m3 --fp8-recipe blockwise", "there are tensorwise and mxfp8"),
@@ -15,20 +16,20 @@ CASES = {
     "fp4": ("--fp4-format e2m1", "fp4 training is not part of this program"),
     "precision by layer": ("--te-precision-config-file precision.yaml", "use param_dtype and reduce_dtype there"),
     "experts with biases": ("--num-experts 8", "--num-experts needs --disable-bias-linear"),
-    "more experts a token": ("--num-experts 4 --moe-router-topk 5", "--moe-router-topk 5 is more than --num-experts 4"),
-    "one expert by softmax": ("--num-experts 4 --moe-router-topk 1", "the softmax over one expert is 1"),
+    "more experts a token": (SPARSE + "--moe-router-topk 5", "--moe-router-topk 5 is more than --num-experts 4"),
+    "one expert by softmax": (SPARSE + "--moe-router-topk 1", "the softmax over one expert is 1"),
     "a router without experts": ("--moe-router-topk 3", "--moe-router-topk needs a model with experts"),
-    "groups alone": ("--num-experts 4 --moe-router-num-groups 2",
+    "groups alone": (SPARSE + "--moe-router-num-groups 2",
                      "--moe-router-num-groups and --moe-router-group-topk need each other"),
-    "groups of a part": ("--num-experts 4 --moe-router-num-groups 3 --moe-router-group-topk 1",
+    "groups of a part": (SPARSE + "--moe-router-num-groups 3 --moe-router-group-topk 1",
                          "--num-experts 4 is not divisible by --moe-router-num-groups 3"),
-    "experts of small groups": ("--num-experts 4 --moe-router-num-groups 4 --moe-router-group-topk 1",
+    "experts of small groups": (SPARSE + "--moe-router-num-groups 4 --moe-router-group-topk 1",
                                 "must be as many from each group, which has 1"),
-    "a bias for softmax": ("--num-experts 4 --moe-router-enable-expert-bias",
+    "a bias for softmax": (SPARSE + "--moe-router-enable-expert-bias",
                            "needs --moe-router-score-function sigmoid"),
-    "layers that are no list": ("--num-experts 4 --moe-layer-freq [0]*1+[2]", "or 0 and 1 for each layer"),
-    "layers of another model": ("--num-experts 4 --moe-layer-freq [0]*7", "describes 7 layers, and the model has"),
-    "routers in fp64": ("--num-experts 4 --moe-router-dtype fp64", "routers compute in fp32 at most; use fp32"),
+    "layers that are no list": (SPARSE + "--moe-layer-freq [0]*1+[2]", "or 0 and 1 for each layer"),
+    "layers of another model": (SPARSE + "--moe-layer-freq [0]*7", "describes 7 layers, and the model has"),
+    "routers in fp64": (SPARSE + "--moe-router-dtype fp64", "routers compute in fp32 at most; use fp32"),
     "a balance without experts": ("--moe-aux-loss-coeff 1e-2", "--moe-aux-loss-coeff needs a model with experts"),
     "a balance that is no number": ("--moe-aux-loss-coeff none", '--moe-aux-loss-coeff takes a number, got "none"'),
     "two balances": ("--moe-aux-loss-coeff 0 1e-2", "--moe-aux-loss-coeff takes one value here, got 2"),
