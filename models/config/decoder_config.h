@@ -92,6 +92,7 @@ struct MoeConfig {
   int64_t num_experts = 0;  ///< 0: a dense network
   int64_t experts_per_token = 0;
   int64_t intermediate_size = 0;  ///< per expert
+  int64_t latent_size = 0;        ///< channels of the latent that experts map to itself; 0: the hidden states
   RouterConfig router{};
   SharedExpertConfig shared{};
   bool bias = false;                     ///< gives the experts' projections biases
@@ -132,6 +133,7 @@ struct DecoderConfig {
   int64_t max_positions = 0;
   NormKind norm = NormKind::kRmsNorm;
   double norm_eps = 1e-6;
+  bool norm_in_fp32 = false;        ///< multiplies by the weight before it rounds to the hidden states' dtype
   bool zero_centered_norm = false;  ///< multiplies by 1 + weight (Gemma, --apply-layernorm-1p)
   bool sandwich_norms = false;      ///< also norms after attention and MLP (Gemma)
   bool post_norms = false;          ///< norms after attention and MLP alone (OLMo 2)

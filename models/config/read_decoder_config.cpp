@@ -123,12 +123,12 @@ void read_optional_windows(const HfConfig& config, DecoderConfig& network) {
 }
 
 std::string read_layer_type(const HfConfig& config, const std::vector<std::string>& known, int64_t num_layers,
-                            int64_t index) {
-  const auto types = config.need<std::vector<std::string>>("layer_types");
-  TORCH_CHECK(std::ssize(types) == num_layers, config.path(), ": layer_types has ", types.size(),
+                            int64_t index, const char* key) {
+  const auto types = config.need<std::vector<std::string>>(key);
+  TORCH_CHECK(std::ssize(types) == num_layers, config.path(), ": ", key, " has ", types.size(),
               " entries for num_hidden_layers ", num_layers);
   const auto& type = types[static_cast<size_t>(index)];
-  TORCH_CHECK(std::ranges::count(known, type) > 0, config.path(), ": layer_types has ", type,
+  TORCH_CHECK(std::ranges::count(known, type) > 0, config.path(), ": ", key, " has ", type,
               ", which this model_type does not support; known are ", c10::Join(", ", known));
   return type;
 }
@@ -153,29 +153,34 @@ MoeConfig read_moe(const HfConfig& config, const MoeDefaults& defaults) {
 
 MoeConfig read_grouped_moe(const HfConfig& config, const GroupedMoeDefaults& defaults, int64_t num_layers) {
   const auto width = config.get("moe_intermediate_size", defaults.intermediate_size);
-  MoeConfig moe{.num_experts = config.get("n_routed_experts", defaults.num_experts),
-                .experts_per_token = config.get("num_experts_per_tok", defaults.experts_per_token),
+  const auto either = [&](const auto& keys, auto fallback) {
+    return config.get_either(keys.first, keys.second, fallback);
+  };
+  const auto [groups_key, groups_alias] = defaults.groups_keys;
+  const bool no_groups = config.is_null(groups_key) || config.is_null(groups_alias);
+  MoeConfig moe{.num_experts = either(defaults.experts_keys, defaults.num_experts),
+                .experts_per_token = either(defaults.per_token_keys, defaults.experts_per_token),
                 .intermediate_size = width,
                 .router = {.score = RouterConfig::Score::kSigmoid,
                            .in_fp32 = true,
                            .corrects_choice = true,
-                           .normalise_weights = config.get("norm_topk_prob", true),
+                           .normalise_weights = either(defaults.normalises_keys, true),
                            .normalise_eps = 1e-20,
                            .scale = config.get("routed_scaling_factor", defaults.scale),
-                           .groups = config.get_or_null("n_group", defaults.groups),
+                           .groups = no_groups ? defaults.groups : either(defaults.groups_keys, defaults.groups),
                            .chosen_groups = config.get_or_null("topk_group", defaults.chosen_groups)},
-                .shared = {.intermediate_size = width * config.get("n_shared_experts", defaults.shared_experts),
+                .shared = {.intermediate_size = width * either(defaults.shared_keys, defaults.shared_experts),
                            .name = "shared_experts"}};
   const auto dense = std::min(config.get("first_k_dense_replace", defaults.dense_layers), num_layers);
   for (int64_t layer = 0; layer < dense; ++layer) moe.dense_layers.push_back(layer);
   const auto [groups, chosen] = std::pair(moe.router.groups, moe.router.chosen_groups);
-  TORCH_CHECK(
-      moe.num_experts > 0 && moe.experts_per_token > 0 && width > 0 && groups > 0 && chosen > 0 && chosen <= groups &&
-          moe.num_experts % groups == 0 && moe.experts_per_token <= moe.num_experts / groups * chosen,
-      config.path(), ": n_routed_experts ", moe.num_experts, ", num_experts_per_tok ", moe.experts_per_token,
-      ", moe_intermediate_size ", width, ", n_group ", groups, " and topk_group ", chosen,
-      " must be positive, n_group must divide the experts, and topk_group groups must have as many experts as a "
-      "token has");
+  TORCH_CHECK(moe.num_experts > 0 && moe.experts_per_token > 0 && width > 0 && groups > 0 && chosen > 0 &&
+                  chosen <= groups && moe.num_experts % groups == 0 &&
+                  moe.experts_per_token <= moe.num_experts / groups * chosen,
+              config.path(), ": ", defaults.experts_keys.first, " ", moe.num_experts, ", ",
+              defaults.per_token_keys.first, " ", moe.experts_per_token, ", moe_intermediate_size ", width, ", ",
+              groups_key, " ", groups, " and topk_group ", chosen, " must be positive, ", groups_key,
+              " must divide the experts, and topk_group groups must have as many experts as ", "a token has");
   return moe;
 }
 
@@ -195,7 +200,8 @@ DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaul
               ": text_config belongs to vision-language models, and this is of another model_type: take it out");
   const auto hidden = config.need<int64_t>("hidden_size");
   const auto heads = config.need<int64_t>("num_attention_heads");
-  const auto layers = config.need<int64_t>("num_hidden_layers");
+  const auto layers = defaults.num_layers ? config.get("num_hidden_layers", *defaults.num_layers)
+                                          : config.need<int64_t>("num_hidden_layers");
   const auto max_positions = config.get("max_position_embeddings", defaults.max_positions);
   TORCH_CHECK(hidden > 0 && heads > 0 && layers > 0, config.path(),
               ": hidden_size, num_attention_heads and num_hidden_layers must be positive");
@@ -224,8 +230,9 @@ DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaul
   };
   TORCH_CHECK(network.vocab_size > 0 && (network.intermediate_size > 0 || defaults.intermediate_size == 0) &&
                   network.head_dim > 0 && network.head_dim % 2 == 0,
-              config.path(), ": vocab_size and intermediate_size must be positive, and head_dim (", network.head_dim,
-              ") even");
+              config.path(), ": vocab_size and intermediate_size must be positive, and ", defaults.head_dim_key, " (",
+              network.head_dim, ") even");
+  TORCH_CHECK(network.norm_eps >= 0, config.path(), ": rms_norm_eps ", network.norm_eps, " must not be negative");
   const double dropout = network.attention_dropout;
   TORCH_CHECK(dropout >= 0 && dropout <= 1, config.path(), ": attention_dropout ", dropout, " must be from 0 to 1");
   if (!defaults.rotates_by_layer)

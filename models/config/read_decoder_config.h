@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/hugging_face/hf_config.h"
@@ -13,8 +14,9 @@ namespace megashard {
 /// Defaults of transformers' config class of a family, for fields missing in config.json.
 struct DecoderDefaults {
   ModuleNames names;
-  int64_t kv_heads = 0;  ///< 0: equal to the number of heads
-  int64_t head_dim = 0;  ///< 0: hidden_size / heads
+  int64_t kv_heads = 0;                 ///< 0: equal to the number of heads
+  int64_t head_dim = 0;                 ///< 0: hidden_size / heads
+  std::optional<int64_t> num_layers{};  ///< unset: config.json must say it
   int64_t max_positions = 32768;
   std::optional<int64_t> intermediate_size{};  ///< unset: config.json must say it
   double norm_eps = 1e-6;
@@ -61,10 +63,10 @@ void read_window_of_all_layers(const HfConfig& config, DecoderConfig& network);
 /// Reads windows if use_sliding_window is set, as in Qwen: for the layers of layer_types, or from max_window_layers on.
 void read_optional_windows(const HfConfig& config, DecoderConfig& network);
 
-/// Reads the entry of layer_types for layer `index`. Throws unless it is one of `known`, and there is one for each
-/// layer.
+/// Reads the entry of layer_types (`key`) for layer `index`. Throws unless it is one of `known`, and there is one for
+/// each layer.
 std::string read_layer_type(const HfConfig& config, const std::vector<std::string>& known, int64_t num_layers,
-                            int64_t index);
+                            int64_t index, const char* key = "layer_types");
 
 /// Reads num_experts, num_experts_per_tok, ... of Qwen's and Mixtral's families.
 MoeConfig read_moe(const HfConfig& config, const MoeDefaults& defaults = {});
@@ -76,6 +78,12 @@ struct GroupedMoeDefaults {
   int64_t dense_layers = 1;
   int64_t groups = 1, chosen_groups = 1;
   double scale = 1;
+  /// Names of keys: the published one, and transformers' alias.
+  std::pair<const char*, const char*> experts_keys{"n_routed_experts", "num_local_experts"};
+  std::pair<const char*, const char*> per_token_keys{"num_experts_per_tok", "num_experts_per_tok"};
+  std::pair<const char*, const char*> shared_keys{"n_shared_experts", "n_shared_experts"};
+  std::pair<const char*, const char*> groups_keys{"n_group", "n_group"};
+  std::pair<const char*, const char*> normalises_keys{"norm_topk_prob", "norm_topk_prob"};
 };
 /// Reads n_routed_experts, n_shared_experts, n_group, first_k_dense_replace, ... of DeepSeek-V3's and GLM-4.5's
 /// families: experts by sigmoid scores and a correction, within groups, beside a shared expert.

@@ -100,6 +100,7 @@ at::Tensor LatentAttention::query_latent(const at::Tensor& own) const {
 std::vector<at::Tensor> LatentAttention::heads_of(const at::Tensor& own, const RotaryTables& rotary) const {
   const auto heads = [this](const at::Tensor& x) { return x.unflatten(2, {num_heads_, -1}); };
   const auto turned = [&](const at::Tensor& x) {
+    if (!spec_.rotary) return x;
     return rotate(spec_.neighbours ? neighbours_to_halves(x, spec_.rotated_dim) : x, rotary.cos, rotary.sin);
   };
   const auto latent = kv_a_proj_->forward(own).split_with_sizes({spec_.key_rank, spec_.rotated_dim}, -1);
@@ -114,7 +115,7 @@ std::vector<at::Tensor> LatentAttention::heads_of(const at::Tensor& own, const R
 
 at::Tensor LatentAttention::forward(const at::Tensor& own, const Pass& pass) {
   const SequenceShard rows = pass.span.sequence.of_place();
-  const auto heads = heads_of(own, pass.rotary[spec_.rotary]);
+  const auto heads = heads_of(own, spec_.rotary ? pass.rotary[*spec_.rotary] : RotaryTables());
   const auto whole = gather_sequence({heads[0], heads[1]}, rows);
   const auto values = gather_sequence({heads[2]}, rows)[0];  // one exchange takes tensors of one width
   const auto mixed = core_attention_->forward(whole[0], whole[1], values, pass.span, at::Tensor());

@@ -28,14 +28,14 @@ struct LatentAttentionSpec {
   int64_t key_rank = 0;    ///< channels of the latent of keys and values
   int64_t plain_dim = 0, rotated_dim = 0;
   int64_t value_dim = 0;
-  bool latent_bias = false;        ///< gives the projections from hidden states to latents biases
-  bool out_bias = false;           ///< gives o_proj a bias
-  std::optional<NormSpec> norm{};  ///< norms the latents; its width is a latent's
-  size_t rotary = 0;               ///< tables of the rotation: an index into Pass::rotary
-  bool neighbours = true;          ///< rotates pairs of neighbours instead of pairs of the two halves
-  double scale = 1;                ///< multiplies the scores
-  double dropout = 0;              ///< drops attention weights in training
-  double output_init_scale = 1;    ///< factor of the initialisation's std for o_proj
+  bool latent_bias = false;         ///< gives the projections from hidden states to latents biases
+  bool out_bias = false;            ///< gives o_proj a bias
+  std::optional<NormSpec> norm{};   ///< norms the latents; its width is a latent's
+  std::optional<size_t> rotary{0};  ///< tables of the rotation: an index into Pass::rotary; unset: no rotation
+  bool neighbours = true;           ///< rotates pairs of neighbours instead of pairs of the two halves
+  double scale = 1;                 ///< multiplies the scores
+  double dropout = 0;               ///< drops attention weights in training
+  double output_init_scale = 1;     ///< factor of the initialisation's std for o_proj
 
   int64_t key_dim() const { return plain_dim + rotated_dim; }
 };

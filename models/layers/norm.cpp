@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <utility>
@@ -28,17 +29,22 @@ at::Tensor Norm::shared(const at::Tensor& parameter) const {
 
 at::Tensor Norm::forward(const at::Tensor& x) {
   const auto normed = [this](const at::Tensor& rows, const at::Tensor& factor, const at::Tensor& shift) {
+    if (spec_.groups > 1) {
+      const auto parts = rows.unflatten(-1, {spec_.groups, -1});
+      return rms_norm(parts, at::ones({parts.size(-1)}, factor.options()), spec_.eps).flatten(-2) * factor;
+    }
     if (spec_.kind == NormKind::kRmsNorm) return rms_norm(rows, factor, spec_.eps);
     return at::layer_norm(rows, {rows.size(-1)}, factor, shift, spec_.eps);
   };
   const auto factor = shared(weight), shift = shared(bias);
-  if (!spec_.zero_centered) return normed(x, factor, shift);
-  return normed(x.to(at::kFloat), factor.to(at::kFloat) + 1, shift.defined() ? shift.to(at::kFloat) : shift)
-      .to(x.scalar_type());
+  if (!spec_.zero_centered && !spec_.in_fp32) return normed(x, factor, shift);
+  const auto in_fp32 = [](const at::Tensor& each) { return each.defined() ? each.to(at::kFloat) : each; };
+  const auto weights = spec_.zero_centered ? in_fp32(factor) + 1 : in_fp32(factor);
+  return normed(in_fp32(x), weights, in_fp32(shift)).to(x.scalar_type());
 }
 
 NormedSum Norm::forward_sum(const at::Tensor& residual, const at::Tensor& branch) {
-  if (spec_.kind == NormKind::kRmsNorm && !spec_.zero_centered)
+  if (spec_.kind == NormKind::kRmsNorm && !spec_.zero_centered && !spec_.in_fp32 && spec_.groups == 1)
     return add_rms_norm(residual, branch, shared(weight), spec_.eps);
   const auto sum = residual + branch;
   return {sum, forward(sum)};

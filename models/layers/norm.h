@@ -23,6 +23,8 @@ struct NormSpec {
   NormKind kind = NormKind::kRmsNorm;
   double eps = 1e-6;
   bool zero_centered = false;
+  bool in_fp32 = false;  ///< multiplies by the weight before it rounds to the input's dtype
+  int64_t groups = 1;    ///< norms each of so many equal parts of the channels by itself; RMSNorm only
 };
 
 class Norm : public torch::nn::Module, public SelfInitializing {

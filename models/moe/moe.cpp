@@ -62,7 +62,9 @@ class ExpertsPart final : public PartSpec {
   }
   /// The experts that a token passes.
   double training_flops(int64_t /*sequence_length*/) const override {
+    const auto latent = spec_.expert.hidden_size == spec_.hidden_size ? 0 : spec_.expert.hidden_size;
     return megashard::training_flops(spec_.expert) * static_cast<double>(spec_.moe.experts_per_token) +
+           12.0 * static_cast<double>(spec_.hidden_size * latent) +
            (spec_.shared ? megashard::training_flops(spec_.shared->mlp) : 0);
   }
   std::vector<SharedSize> sizes_over_ranks() const override {
@@ -85,7 +87,7 @@ class ExpertsPart final : public PartSpec {
   }
   std::vector<WeightGroup> weight_forms(const std::string& path, const WeightFiles& files) const override {
     const ExpertSizes sizes{.experts = spec_.moe.num_experts,
-                            .hidden = spec_.hidden_size,
+                            .hidden = spec_.expert.hidden_size,
                             .intermediate = spec_.expert.intermediate_size,
                             .gated = spec_.expert.gated,
                             .bias = spec_.expert.bias};
@@ -111,6 +113,14 @@ SparseMoeBlock::SparseMoeBlock(const MoeSpec& spec, const BuildContext& context)
   register_module(spec.router->name(), router_->module());
   experts_ = register_module("experts",
                              std::make_shared<Hooked<Experts>>(spec.expert, num_experts_, spec.experts_class, context));
+  if (spec.expert.hidden_size != spec.hidden_size) {
+    const auto linear = [&](const char* name, int64_t in, int64_t out, double init_scale) {
+      const Linear::Options options{.in = in, .out = out, .bias = spec.latent_bias, .init_scale = init_scale};
+      return register_module(name, std::make_shared<Hooked<Linear>>(options));
+    };
+    to_latent_ = linear("fc1_latent_proj", spec.hidden_size, spec.expert.hidden_size, 1);
+    from_latent_ = linear("fc2_latent_proj", spec.expert.hidden_size, spec.hidden_size, spec.expert.output_init_scale);
+  }
   if (!spec.shared) return;
   shared_ = register_module(spec.shared->name, std::make_shared<Hooked<Mlp>>(spec.shared->mlp, context));
   if (!spec.shared->gated) return;
@@ -122,9 +132,10 @@ SparseMoeBlock::SparseMoeBlock(const MoeSpec& spec, const BuildContext& context)
 LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pass) {
   const auto& token_mask = pass.token_mask;
   const auto hidden = tensor_parallel_->whole_sequence(own_states);
-  const auto tokens = hidden.reshape({-1, hidden.size(-1)});
+  auto tokens = hidden.reshape({-1, hidden.size(-1)});
   const auto routing =
       router_->route(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor(), hidden.size(0));
+  if (to_latent_) tokens = to_latent_->forward(tokens);
   const RowOrder order(routing.experts, num_experts_);
   const auto rows = TakeRows::apply(tokens, order.token, order.place);
   at::Tensor sorted;
@@ -140,7 +151,9 @@ LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pa
   const auto results = sorted.index_select(0, order.place.flatten());
   const auto weighted =
       results.view({tokens.size(0), experts_per_token_, tokens.size(1)}) * routing.weights.unsqueeze(-1);
-  auto mixed = tensor_parallel_->own_rows(weighted.sum(1).to(hidden.scalar_type()).view(hidden.sizes()));
+  auto sums = weighted.sum(1).to(hidden.scalar_type());
+  if (from_latent_) sums = from_latent_->forward(sums);
+  auto mixed = tensor_parallel_->own_rows(sums.view(hidden.sizes()));
   if (shared_) mixed = mixed + run_shared(own_states);
   return {std::move(mixed), routing.balance, routing.z};
 }

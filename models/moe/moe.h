@@ -29,14 +29,16 @@ struct MoeSpec {
   std::string class_name{}, experts_class{};  ///< of the block and of its experts, for wrap policies
   int64_t hidden_size = 0;
   MoeConfig moe{};
-  MlpSpec expert{};
+  MlpSpec expert{};  ///< of the hidden states, or of a latent if its hidden_size is another
+  bool latent_bias = false;
   RouterSpecPtr router{};
   std::optional<SharedExpertSpec> shared{};
 };
 
 PartSpecPtr experts_part(MoeSpec spec);
 
-/// The router, `experts` and the shared expert if there is one. Rows are sorted by expert once; the weighted sum of
+/// The router, `experts`, the shared expert if there is one, and fc1_latent_proj and fc2_latent_proj to the experts'
+/// latent and back if they have one. Rows are sorted by expert once; the weighted sum of
 /// a token's results takes its place. With expert parallelism rows travel to the ranks of their experts, and results
 /// come back; on a GPU this blocks the host once per forward.
 class SparseMoeBlock : public torch::nn::Module {
@@ -63,8 +65,9 @@ class SparseMoeBlock : public torch::nn::Module {
   ProcessGroupPtr ranks_;
   std::shared_ptr<Router> router_;
   std::shared_ptr<Hooked<Experts>> experts_;
-  std::shared_ptr<Hooked<Mlp>> shared_;                    // null: none
-  std::shared_ptr<Hooked<ReplicatedLinear>> shared_gate_;  // null: none
+  std::shared_ptr<Hooked<Linear>> to_latent_, from_latent_;  // null: experts of the hidden states
+  std::shared_ptr<Hooked<Mlp>> shared_;                      // null: none
+  std::shared_ptr<Hooked<ReplicatedLinear>> shared_gate_;    // null: none
 };
 
 }  // namespace megashard

@@ -20,7 +20,8 @@ NormSpec norm_of(const DecoderConfig& config, int64_t width) {
           .width = width,
           .kind = config.norm,
           .eps = config.norm_eps,
-          .zero_centered = config.zero_centered_norm};
+          .zero_centered = config.zero_centered_norm,
+          .in_fp32 = config.norm_in_fp32};
 }
 
 MlpSpec mlp_of(const DecoderConfig& config, int64_t intermediate_size) {
@@ -56,7 +57,7 @@ double latent_scale(const RotaryConfig& rotary, int64_t channels) {
   return mscale * mscale / std::sqrt(static_cast<double>(channels));
 }
 
-PartSpecPtr latent_attention_of(const DecoderConfig& config) {
+PartSpecPtr latent_attention_of(const DecoderConfig& config, int64_t index) {
   const auto& latent = *config.latent;
   LatentAttentionSpec spec{.class_name = config.names.attention,
                            .hidden_size = config.hidden_size,
@@ -68,6 +69,7 @@ PartSpecPtr latent_attention_of(const DecoderConfig& config) {
                            .value_dim = latent.value_dim,
                            .latent_bias = config.qkv_bias,
                            .out_bias = config.attention_out_bias,
+                           .rotary = rotary_index(config, index),
                            .neighbours = config.rotary.interleaved,
                            .dropout = config.attention_dropout,
                            .output_init_scale = config.output_init_scale};
@@ -84,7 +86,7 @@ PartSpecPtr latent_attention_of(const DecoderConfig& config) {
 NormSpec hidden_norm(const DecoderConfig& config) { return norm_of(config, config.hidden_size); }
 
 PartSpecPtr attention_of(const DecoderConfig& config, int64_t index) {
-  if (config.latent) return latent_attention_of(config);
+  if (config.latent) return latent_attention_of(config, index);
   AttentionSpec spec{.class_name = config.names.attention,
                      .hidden_size = config.hidden_size,
                      .num_heads = config.num_heads,
@@ -108,12 +110,14 @@ PartSpecPtr attention_of(const DecoderConfig& config, int64_t index) {
 PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router) {
   auto expert = mlp_of(config, config.moe.intermediate_size);
   expert.bias = config.moe.bias;
+  if (config.moe.latent_size > 0) expert.hidden_size = config.moe.latent_size;
   expert.clamped = config.moe.clamped;
   return experts_part({.class_name = config.names.moe,
                        .experts_class = config.names.experts,
                        .hidden_size = config.hidden_size,
                        .moe = config.moe,
                        .expert = std::move(expert),
+                       .latent_bias = config.mlp_bias,
                        .router = router ? std::move(router) : top_k_router(config.names.router, config.moe.router),
                        .shared = shared_expert_of(config)});
 }

@@ -2,6 +2,8 @@
 #include <c10/util/Exception.h>
 
 #include "models/layers/gated_delta_net.h"
+#include "models/layers/kimi_delta_attention.h"
+#include "models/layers/mamba2.h"
 #include "models/layers/short_conv.h"
 #include "models/network/network.h"
 #include "models/vision/qwen_vision.h"
@@ -22,6 +24,12 @@ void for_each_part(const Network& /*network*/, const std::function<void(const Pa
 PartSpecPtr gated_delta_net_part(GatedDeltaNetSpec /*spec*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");
 }
+
+PartSpecPtr kimi_delta_attention_part(KimiDeltaAttentionSpec /*spec*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+PartSpecPtr mamba2_part(Mamba2Spec /*spec*/) { TORCH_INTERNAL_ASSERT(false, "a target builds a network"); }
 
 PartSpecPtr short_conv_part(ShortConvSpec /*spec*/) { TORCH_INTERNAL_ASSERT(false, "a target builds a network"); }
 

@@ -6,10 +6,10 @@ import random
 
 import transformers
 from transformers import (DeepseekV2Config, DeepseekV3Config, Exaone4Config, Gemma3TextConfig, Glm4MoeConfig,
-                          GraniteConfig, Lfm2Config, Lfm2MoeConfig, LlamaConfig, MiniMaxM2Config, MistralConfig,
-                          MixtralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config,
-                          Qwen3MoeConfig, Qwen3NextConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, SeedOssConfig,
-                          SmolLM3Config)
+                          GraniteConfig, KimiLinearConfig, Lfm2Config, Lfm2MoeConfig, LlamaConfig, MiniMaxM2Config,
+                          MistralConfig, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, Qwen2Config,
+                          Qwen2MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
+                          Qwen3NextConfig, SeedOssConfig, SmolLM3Config)
 
 VOCAB, LENGTH, POSITIONS, ORIGINAL = 96, 40, 24, 16  # sequences are longer than both
 SIZES = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -53,12 +53,28 @@ FAMILIES |= {
     "lfm2": Lfm2Config(**SIZES, pad_token_id=None, layer_types=["conv", "full_attention"], block_multiple_of=8),
     "lfm2_moe": Lfm2MoeConfig(**SIZES, pad_token_id=None, layer_types=["conv", "full_attention"], num_experts=4,
                               num_experts_per_tok=2, moe_intermediate_size=24, num_dense_layers=1),
+    "nemotron_h": NemotronHConfig(
+        **SIZES | dict(num_hidden_layers=3), pad_token_id=None, head_dim=16, n_routed_experts=4,
+        layers_block_type=["linear_attention", "moe", "full_attention"], moe_intermediate_size=24, mamba_num_heads=4,
+        mamba_head_dim=8, n_groups=2, ssm_state_size=6, moe_shared_expert_intermediate_size=28),
+    "kimi_linear": KimiLinearConfig(
+        **SIZES | dict(num_key_value_heads=4), pad_token_id=None, layer_types=["linear_attention", "full_attention"],
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, kv_lora_rank=20, qk_rope_head_dim=16,
+        qk_nope_head_dim=12, v_head_dim=20, linear_num_heads=2, linear_head_dim=8),
 }
 BY_LAYER = {"gemma3_text", "olmo3"}  # rope_parameters has an object for each type of layers
 ABSENT = "absent"  # removes the key
 GENERAL = {field.name for field in dataclasses.fields(transformers.PretrainedConfig)} - {
     "tie_word_embeddings", "pad_token_id", "rope_parameters"}
 SILENT = {"use_cache", "pretraining_tp", "initializer_range", "bos_token_id", "eos_token_id"}  # without an effect here
+UNREAD = {  # by transformers' class
+    "nemotron_h": {"expand", "chunk_size", "num_nextn_predict_layers", "mtp_layers_block_type", "num_logits_to_keep",
+                   "use_mamba_kernels", "mamba_ssm_cache_dtype", "mamba_proj_bias", "moe_shared_expert_overlap",
+                   "residual_in_fp32", "hidden_dropout", "time_step_limit", "attention_bias", "output_router_logits",
+                   "n_shared_experts"},
+    "kimi_linear": {"output_router_logits"},
+}
+UNROTATED = {"nemotron_h", "kimi_linear"}  # attention without positions
 FULL, SLIDES = "full_attention", "sliding_attention"
 
 PAIRS = 8  # of a head's 16 channels
@@ -122,7 +138,7 @@ def odd_values(value):
 
 def of_keys(family, config):
     """One key at a time."""
-    own = {field.name for field in dataclasses.fields(type(config))} - GENERAL - SILENT
+    own = {field.name for field in dataclasses.fields(type(config))} - GENERAL - SILENT - UNREAD.get(family, set())
     for key in sorted(own | set(ODD)):
         values = list(ODD.get(key, []))
         if key in own and key != "rope_parameters":
@@ -179,7 +195,8 @@ def ropes(family):
 def changes(family):
     """All changes of a family, each once: the entries to put into its config.json."""
     found = []
-    for change in itertools.chain(of_keys(family, FAMILIES[family]), windows(), ropes(family)):
+    of_positions = () if family in UNROTATED else ropes(family)
+    for change in itertools.chain(of_keys(family, FAMILIES[family]), windows(), of_positions):
         if change not in found:
             found.append(change)
     return found

@@ -88,6 +88,8 @@ def keys_of(change):
 
 def fault(change, wanted, ours, told=""):
     """The mistake in our result; None if it is right."""
+    if isinstance(ours, str) and "model_type" in change:
+        return None  # another family may miss any key
     if isinstance(ours, str):
         names = [*keys_of(change), "weights"]
         return None if any(name in ours for name in names) else f"the error names none of {names}: {ours[:300]}"

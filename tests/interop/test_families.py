@@ -23,7 +23,12 @@ GROUPED = dict(n_routed_experts=12, num_experts_per_tok=3, moe_intermediate_size
 LINEAR_HEADS = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12)
 SHARED = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, shared_expert_intermediate_size=28)
 SPARSE_CONV = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20)
+MAMBA = dict(mamba_num_heads=6, mamba_head_dim=10, n_groups=2, ssm_state_size=7)
+LATENT_EXPERTS = dict(n_routed_experts=12, num_experts_per_tok=3, moe_intermediate_size=20,
+                      moe_shared_expert_intermediate_size=28)
 LATENT = dict(kv_lora_rank=20, q_lora_rank=28, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10)
+SHARED_BY_KIMI = dict(linear_num_heads=4, linear_head_dim=8, num_experts=6, num_experts_per_tok=2,
+                      moe_intermediate_size=20)
 
 CASES = {
     "mixtral": [
@@ -147,15 +152,40 @@ CASES = {
                                     layer_types=["conv", "full_attention", "conv", "conv", "full_attention"]),
         ODD | SPARSE_CONV | dict(num_key_value_heads=3, norm_topk_prob=False, num_dense_layers=0, norm_eps=1e-3,
                                  layer_types=["full_attention", "conv", "conv", "conv"])],
+    "nemotron_h": [
+        SIZES | MAMBA | dict(num_key_value_heads=2, head_dim=16,
+                             layers_block_type=["linear_attention", "full_attention", "mlp"]),
+        LARGER | MAMBA | LATENT_EXPERTS | dict(
+            num_key_value_heads=4, head_dim=12, moe_latent_size=24, n_groups=1, conv_kernel=3, use_conv_bias=False,
+            use_bias=True, mlp_bias=True, routed_scaling_factor=1.7, time_step_min=0.05,
+            layers_block_type=["linear_attention", "moe", "full_attention", "linear_attention", "moe"]),
+        ODD | MAMBA | LATENT_EXPERTS | dict(
+            num_key_value_heads=3, head_dim=8, n_groups=3, n_group=4, topk_group=2, norm_topk_prob=False,
+            mlp_hidden_act="gelu", mamba_hidden_act="gelu", layer_norm_epsilon=1e-3,
+            layers_block_type=["moe", "linear_attention", "mlp", "full_attention"])],
+    "kimi_linear": [
+        SIZES | LATENT | SHARED_BY_KIMI | dict(
+            num_key_value_heads=6, layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        LARGER | LATENT | SHARED_BY_KIMI | dict(
+            num_key_value_heads=4, q_lora_rank=None, v_head_dim=16, attention_bias=True, linear_conv_kernel_dim=3,
+            num_experts=12, n_group=3, topk_group=2, n_shared_experts=2, norm_topk_prob=False,
+            routed_scaling_factor=1.7, mlp_layer_types=["sparse", "dense", "sparse", "sparse", "dense"]),
+        ODD | LATENT | SHARED_BY_KIMI | dict(
+            num_key_value_heads=9, linear_num_heads=3, linear_head_dim=10, num_experts=5, num_experts_per_tok=5,
+            pad_token_id=7, hidden_act="gelu",
+            layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"])],
 }
 # Names in the model and in transformers', where they differ.
 CONVOLUTIONAL = {"feed_forward.gate_proj": "feed_forward.w1", "feed_forward.up_proj": "feed_forward.w3",
                  "feed_forward.down_proj": "feed_forward.w2", "self_attn.o_proj": "self_attn.out_proj",
                  "self_attn.q_norm": "self_attn.q_layernorm", "self_attn.k_norm": "self_attn.k_layernorm",
                  "model.norm": "model.embedding_norm"}
-RENAMED = {"lfm2": CONVOLUTIONAL, "lfm2_moe": CONVOLUTIONAL}
+FORGET_GATE = {f"self_attn.{name}": f"self_attn.forget_gate.{name}"
+               for name in ("f_a_proj", "f_b_proj", "dt_bias", "A_log")}
+RENAMED = {"nemotron_h": {"model.embed_tokens": "model.embeddings", "model.norm": "model.norm_f"},
+           "kimi_linear": FORGET_GATE, "lfm2": CONVOLUTIONAL, "lfm2_moe": CONVOLUTIONAL}
 # Roundings of the delta rule, transformers' own as large.
-BARS = {"qwen3_next": 1e-5, "qwen3_5_text": 1e-5, "qwen3_5_moe_text": 1e-5}
+BARS = {"kimi_linear": 1e-5, "qwen3_next": 1e-5, "qwen3_5_text": 1e-5, "qwen3_5_moe_text": 1e-5}
 NAMES = [f"{family}-{shape}" for family, shapes in CASES.items() for shape in range(len(shapes))]
 
 

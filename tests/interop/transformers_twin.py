@@ -7,9 +7,13 @@ from megashard import INTEROP, run
 
 def with_halves(gradients):
     """As ours: gate and up of experts [E, 2 I, C] are two matrices [E, 2, I, C]. GPT-OSS has [E, C, 2 I] with their
-    channels in turn, and biases."""
+    channels in turn, and biases. Kimi Linear's convolution of queries, keys and values is three."""
     gradients = dict(gradients)
     for name, gradient in gradients.items():
+        if name.endswith("self_attn.conv1d.weight"):
+            for which, part in zip("qkv", gradient.chunk(3)):
+                yield name.replace("conv1d", f"{which}_conv1d"), part
+            continue
         in_turn = name.removesuffix("_bias") + "_bias" in gradients
         if name.endswith("experts.gate_up_proj"):
             gradient = gradient.unflatten(2, (-1, 2)).permute(0, 3, 2, 1) if in_turn else gradient.unflatten(1, (2, -1))

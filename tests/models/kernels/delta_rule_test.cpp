@@ -35,7 +35,7 @@ at::Tensor by_recurrence(const DeltaRuleInputs& x) {
         if (x.begins.defined() && x.begins[row][t].item<int64_t>() == t) state = at::zeros_like(state);
         const auto q = unit(of(x.q, head / sharing)) / std::sqrt(static_cast<double>(x.q.size(3)));
         const auto k = unit(of(x.k, head / sharing));
-        state = state * of(x.decay, head).exp();
+        state = state * of(x.decay, head).exp().unsqueeze(-1);  // of the head, or of each row
         state = state + at::outer(k, of(x.beta, head) * (of(x.v, head) - state.t().mv(k)));
         results.push_back(state.t().mv(q));
       }
@@ -54,7 +54,7 @@ struct Case {
   std::vector<int64_t> documents{};  // of each row; empty: one
 };
 
-TEST(DeltaRule, IsItsRecurrence) {
+void check_delta_rule(bool by_channel) {
   for (const Case& each : {Case{2, 5, 1, 1, 4, 3}, Case{1, 64, 2, 4, 6, 5}, Case{2, 131, 1, 3, 4, 8},
                            Case{2, 150, 2, 2, 5, 4, {1, 63, 70, 16}}, Case{1, 200, 1, 2, 4, 4, {130, 1, 1, 68}}}) {
     SCOPED_TRACE(each.length);
@@ -66,9 +66,12 @@ TEST(DeltaRule, IsItsRecurrence) {
     DeltaRuleInputs x{.q = of_heads(each.key_heads, each.key_dim),
                       .k = of_heads(each.key_heads, each.key_dim),
                       .v = of_heads(each.value_heads, each.value_dim),
-                      .decay = leaf(-at::rand({each.rows, each.length, each.value_heads}, kDouble)),
+                      .decay = {},
                       .beta = leaf(at::rand({each.rows, each.length, each.value_heads}, kDouble)),
                       .begins = {}};
+    std::vector<int64_t> decays{each.rows, each.length, each.value_heads};
+    if (by_channel) decays.push_back(each.key_dim);
+    x.decay = leaf(-2 * at::rand(decays, kDouble));
     if (!each.documents.empty()) {
       x.begins = at::zeros({each.rows, each.length}, at::kLong);
       int64_t begin = 0;
@@ -86,6 +89,9 @@ TEST(DeltaRule, IsItsRecurrence) {
     for (size_t i = 0; i < grads.size(); ++i) EXPECT_LE(error(our_grads[i], grads[i]), 1e-9) << "gradient " << i;
   }
 }
+
+TEST(DeltaRule, IsItsRecurrence) { check_delta_rule(/*by_channel=*/false); }
+TEST(DeltaRule, DecaysByChannel) { check_delta_rule(/*by_channel=*/true); }
 
 TEST(CausalConv, IsTheSumOfItsTaps) {
   for (const int64_t width : {1, 3, 5}) {
