@@ -336,8 +336,8 @@ TEST(FullyShardComm, test_fully_shard_symm_mem) {
   });
 }
 
-// cuda_test.cpp tests the stream.
-TEST(FullyShardInit, test_custom_hook_custom_stream) {
+// test_custom_hook_custom_stream of cuda_test.cpp, without a stream of a GPU.
+TEST(FullyShardInit, ACustomHookMayHaveACpusStream) {
   MEGASHARD_NOT_ON_SIM("the stream is a CPU's");
   run_ranks(4, [](const ProcessGroupPtr& world) {
     const c10::Stream stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU));

@@ -19,7 +19,7 @@ namespace {
 using torch::optim::Optimizer;
 using Make = std::function<std::unique_ptr<Optimizer>(const std::vector<at::Tensor>&)>;
 
-at::Tensor affine(const Weights& w, at::Tensor x) { return at::linear(x, w[0], w[1]); }
+at::Tensor linear_with_bias(const Weights& w, at::Tensor x) { return at::linear(x, w[0], w[1]); }
 
 struct OptimizerCase {
   const char* name;
@@ -30,7 +30,7 @@ class StockOptimizers : public ::testing::TestWithParam<OptimizerCase> {};
 
 TEST_P(StockOptimizers, StepLocalRowsAsTheWhole) {
   run_ranks(4, [](const ProcessGroupPtr& world) {
-    Twins twins({{5, 6}, {5}}, affine, {.mesh = flat_mesh(world)});  // rows 2, 2, 1 and none
+    Twins twins({{5, 6}, {5}}, linear_with_bias, {.mesh = flat_mesh(world)});  // rows 2, 2, 1 and none
     const auto plain = GetParam().make(twins.plain.parameters());
     const auto sharded = GetParam().make(twins.unit.parameters());
     for (int step = 0; step < 3; ++step) {
@@ -67,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(ParameterIdentity, Case08_OptimizersThatFlattenAllGradientsRaise) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    Twins twins({{5, 6}, {5}}, affine, {.mesh = flat_mesh(world)});
+    Twins twins({{5, 6}, {5}}, linear_with_bias, {.mesh = flat_mesh(world)});
     torch::optim::LBFGS optimizer(twins.unit.parameters());
     auto closure = [&] {
       optimizer.zero_grad();
@@ -82,8 +82,8 @@ TEST(ParameterIdentity, Case08_OptimizersThatFlattenAllGradientsRaise) {
 TEST(ParameterIdentity, Case09_TiedParametersInStockOptimizersStepAsInPlainTorch) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     auto tied = [](FormulaImpl& model) { model.register_parameter("same", model.w[0]); };
-    FormulaImpl plain({{5, 6}, {5}}, affine);
-    Formula unit({{5, 6}, {5}}, affine);
+    FormulaImpl plain({{5, 6}, {5}}, linear_with_bias);
+    Formula unit({{5, 6}, {5}}, linear_with_bias);
     tied(plain);
     tied(unit);
     fully_shard(unit, {.mesh = flat_mesh(world)});
@@ -98,7 +98,7 @@ TEST(ParameterIdentity, Case09_TiedParametersInStockOptimizersStepAsInPlainTorch
 
 TEST(ParameterIdentity, Case10_StateFromBeforeFullyShardRaises) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    Formula unit({{5, 6}, {5}}, affine);
+    Formula unit({{5, 6}, {5}}, linear_with_bias);
     torch::optim::AdamW optimizer(unit.parameters(), 0.1);
     auto train = [&] {
       optimizer.zero_grad();
@@ -115,7 +115,7 @@ TEST(ParameterIdentity, Case10_StateFromBeforeFullyShardRaises) {
 TEST(ParameterIdentity, Case11_AnOptimizersStepMakesOlderGraphsStale) {
   MEGASHARD_NOT_ON_SIM("a step inside an iteration races with backward's gathers, as in PyTorch");
   run_ranks(2, [](const ProcessGroupPtr& world) {
-    Twins twins({{5, 6}, {5}}, affine, {.mesh = flat_mesh(world), .reshard_after_forward = true});
+    Twins twins({{5, 6}, {5}}, linear_with_bias, {.mesh = flat_mesh(world), .reshard_after_forward = true});
     torch::optim::AdamW optimizer(twins.unit.parameters(), 0.1);
     twins.unit.forward(fixed({4, 6}, 1)).sum().backward();
     const auto stale = twins.unit.forward(fixed({4, 6}, 1).requires_grad_()).sum();
