@@ -16,7 +16,7 @@ from tiny_vision import AGAIN, ASKED, asked, make_processors, make_vision_model,
 
 STEPS, ROWS, LENGTH, VOCABULARY = 10, 4, 24, 102
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3", "deepseek_v3", "qwen3_next", "minimax_m2",
-            "qwen2_moe", "olmo3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+            "qwen2_moe", "olmo3", "lfm2", "nemotron_h", "kimi_linear", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 # As many as ROWS, so that a step has all of them: two pictures, none, one and a long answer, a long question and one.
 LONG = "the cat sat on the mat the mat sat on the cat the cat sat"
 CONVERSATIONS = [[ASKED, said("sat on the mat"), AGAIN, said(LONG)], [asked("on the mat"), said(LONG)],
@@ -59,7 +59,8 @@ BARS = {"float32": 4e-6, "bfloat16": 2e-3, "float16": 5e-4}
 ROUNDED_OTHERWISE = {("qwen3_next", "float16"), ("minimax_m2", "float16")}
 
 
-UNCUT = ("qwen3_next", "minimax_m2", "olmo3")  # by tensor parallelism
+STATEFUL = ("qwen3_next", "lfm2", "nemotron_h", "kimi_linear")  # whole sequences on a rank
+UNCUT = (*STATEFUL, "minimax_m2", "olmo3")  # by tensor parallelism
 LATENT = dict(num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=10, qk_rope_head_dim=8, qk_nope_head_dim=6,
               v_head_dim=10)
 SPARSE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=20)
@@ -73,7 +74,16 @@ EXPERTS = {  # options of their families, beside those of the others
         layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
         linear_key_head_dim=6, linear_value_head_dim=4,
         rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)),
+    "nemotron_h": dict(
+        layers_block_type=["linear_attention", "full_attention", "moe"], num_hidden_layers=3, mamba_num_heads=4,
+        mamba_head_dim=6, n_groups=2, ssm_state_size=5, n_routed_experts=4, moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=20, moe_latent_size=16, pad_token_id=None),
+    "kimi_linear": LATENT | dict(
+        layer_types=["linear_attention", "full_attention"], linear_num_heads=2, linear_head_dim=8, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=24, pad_token_id=None),
 }
+OPTIONS = EXPERTS | {"lfm2": dict(layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False,
+                                pad_token_id=None)}
 
 
 def sees(family):
@@ -83,7 +93,7 @@ def sees(family):
 def has(family, strategy):
     """The attention of what sees shares heads alone, and its layers are whole."""
     of_text_alone, of_experts = {"ring", "tensor_ranks"} & strategy.keys(), "expert_ranks" in strategy
-    if family in UNCUT and "tensor_ranks" in strategy or family == "qwen3_next" and "ring" in strategy:
+    if family in UNCUT and "tensor_ranks" in strategy or family in STATEFUL and "ring" in strategy:
         return False
     return not (of_text_alone and sees(family)) and (not of_experts or family.endswith("_moe") or family in EXPERTS)
 
@@ -105,7 +115,7 @@ def make_model(family, folder):
     sizes = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                  num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
                  initializer_range=0.1, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
-    sizes |= EXPERTS.get(family, {})
+    sizes |= OPTIONS.get(family, {})
     if family in ("mistral", "gemma3", "olmo3"):  # of LENGTH tokens
         sizes |= dict(sliding_window=7)
     if family in ("gemma3", "olmo3"):
