@@ -23,6 +23,10 @@ struct ExpertFiles {
 struct WeightFiles {
   std::vector<WeightRenaming> renamings{};
   ExpertFiles experts{};
+  /// Where files may have layers of multi-token prediction, which are not read, as in transformers: behind the
+  /// decoder's last layer (DeepSeek-V3), or under "mtp." (Qwen3.5).
+  enum class PredictionLayers { kNone, kBehindLast, kMtp };
+  PredictionLayers prediction_layers = PredictionLayers::kNone;
 };
 
 }  // namespace megashard

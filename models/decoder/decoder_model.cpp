@@ -8,6 +8,7 @@
 #include <c10/util/Half.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <charconv>
 #include <utility>
 
 #include "framework/modules/weight_init_mixin.h"
@@ -268,6 +269,16 @@ WeightMap DecoderModel::weight_map() const {
   auto map = megashard::weight_map(network_, text_path() + "layers.", weight_files_);
   add_adapter_forms(*this, map);
   return map;
+}
+
+bool DecoderModel::is_of_prediction_layer(const std::string& stored) const {
+  using enum WeightFiles::PredictionLayers;
+  if (weight_files_.prediction_layers == kMtp) return stored.starts_with("mtp.");
+  const auto layers = text_path() + "layers.";
+  if (weight_files_.prediction_layers != kBehindLast || !stored.starts_with(layers)) return false;
+  int64_t layer = -1;
+  std::from_chars(stored.data() + layers.size(), stored.data() + stored.size(), layer);
+  return layer >= network_.config.num_layers;
 }
 
 std::vector<int64_t> DecoderModel::qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const {

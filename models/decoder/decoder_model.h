@@ -102,6 +102,8 @@ class DecoderModel : public ExpertParallelModule {
   std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override;
   WeightMap weight_map() const override;
   const Network& network() const { return network_; }
+  /// True for a tensor of a layer of multi-token prediction in the files (WeightFiles).
+  bool is_of_prediction_layer(const std::string& stored) const;
 
  protected:
   void _init_tp_model() override;

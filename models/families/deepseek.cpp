@@ -67,7 +67,8 @@ DecoderConfig read_deepseek_v2(const HfConfig& config) {
 
 const RegisterFamily kDeepseekV3({.model_type = "deepseek_v3",
                                   .architecture = "DeepseekV3ForCausalLM",
-                                  .read = read_deepseek_v3});
+                                  .read = read_deepseek_v3,
+                                  .weight_files = {.prediction_layers = WeightFiles::PredictionLayers::kBehindLast}});
 
 const RegisterFamily kDeepseekV2({.model_type = "deepseek_v2",
                                   .architecture = "DeepseekV2ForCausalLM",

@@ -22,7 +22,10 @@ DecoderConfig read_glm4_moe(const HfConfig& config) {
   return network;
 }
 
-const RegisterFamily kGlm4Moe({.model_type = "glm4_moe", .architecture = "Glm4MoeForCausalLM", .read = read_glm4_moe});
+const RegisterFamily kGlm4Moe({.model_type = "glm4_moe",
+                               .architecture = "Glm4MoeForCausalLM",
+                               .read = read_glm4_moe,
+                               .weight_files = {.prediction_layers = WeightFiles::PredictionLayers::kBehindLast}});
 
 }  // namespace
 }  // namespace megashard

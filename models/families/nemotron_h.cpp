@@ -123,7 +123,8 @@ const RegisterFamily kNemotronH({.model_type = "nemotron_h",
                                  .layer = nemotron_layer,
                                  .weight_files = {.renamings = {{"model.embed_tokens.", "backbone.embeddings."},
                                                                 {"model.norm.", "backbone.norm_f."},
-                                                                {"model.layers.", "backbone.layers."}}}});
+                                                                {"model.layers.", "backbone.layers."}},
+                                                  .prediction_layers = WeightFiles::PredictionLayers::kMtp}});
 
 }  // namespace
 }  // namespace megashard

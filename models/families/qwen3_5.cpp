@@ -60,25 +60,31 @@ EncoderSpecPtr read_vl_moe(const HfConfig& root, const DecoderConfig& text) {
   return encoder_of(root, text, "Qwen3_5Moe");
 }
 
-const RegisterFamily kQwen35Text(
-    {.model_type = "qwen3_5_text", .architecture = "Qwen3_5ForCausalLM", .read = read_qwen3_5, .layer = qwen3_5_layer});
+const RegisterFamily kQwen35Text({.model_type = "qwen3_5_text",
+                                  .architecture = "Qwen3_5ForCausalLM",
+                                  .read = read_qwen3_5,
+                                  .layer = qwen3_5_layer,
+                                  .weight_files = {.prediction_layers = WeightFiles::PredictionLayers::kMtp}});
 
 const RegisterFamily kQwen35MoeText({.model_type = "qwen3_5_moe_text",
                                      .architecture = "Qwen3_5MoeForCausalLM",
                                      .read = read_qwen3_5_moe,
-                                     .layer = qwen3_5_layer});
+                                     .layer = qwen3_5_layer,
+                                     .weight_files = {.prediction_layers = WeightFiles::PredictionLayers::kMtp}});
 
 const RegisterFamily kQwen35({.model_type = "qwen3_5",
                               .architecture = "Qwen3_5ForConditionalGeneration",
                               .read = read_text_of_vl,
                               .encoder = read_vl,
-                              .layer = layer_of_vl});
+                              .layer = layer_of_vl,
+                              .weight_files = {.prediction_layers = WeightFiles::PredictionLayers::kMtp}});
 
 const RegisterFamily kQwen35Moe({.model_type = "qwen3_5_moe",
                                  .architecture = "Qwen3_5MoeForConditionalGeneration",
                                  .read = read_text_of_vl_moe,
                                  .encoder = read_vl_moe,
-                                 .layer = layer_of_vl});
+                                 .layer = layer_of_vl,
+                                 .weight_files = {.prediction_layers = WeightFiles::PredictionLayers::kMtp}});
 
 }  // namespace
 }  // namespace megashard

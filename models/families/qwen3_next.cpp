@@ -18,7 +18,8 @@ LayerSpec qwen3_next_layer(const HfConfig& config, const DecoderConfig& network,
 const RegisterFamily kQwen3Next({.model_type = "qwen3_next",
                                  .architecture = "Qwen3NextForCausalLM",
                                  .read = read_qwen3_next,
-                                 .layer = qwen3_next_layer});
+                                 .layer = qwen3_next_layer,
+                                 .weight_files = {.prediction_layers = WeightFiles::PredictionLayers::kMtp}});
 
 }  // namespace
 }  // namespace megashard

@@ -46,6 +46,10 @@ void tell(const std::vector<WeightTarget>& targets, const WeightMismatch& mismat
                  "head begins as a copy of the embeddings and is trained by itself; where the model is tied, "
                  "write true");
   }
+  if (!mismatch.predicting.empty())
+    sink(Severity::kNotice, c10::str("of ", where, " ", mismatch.predicting.size(),
+                                     " tensors are not read: they predict further tokens, which is not trained here: ",
+                                     listed(mismatch.predicting)));
   if (!mismatch.unused.empty())
     sink(Severity::kNotice, c10::str("of ", where, " ", mismatch.unused.size(),
                                      " tensors are not used, because config.json "

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "framework/modules/megatron_module.h"
+#include "models/decoder/decoder_model.h"
 #include "models/lora/lora.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -211,9 +212,12 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
   Matcher matcher(module, infos, mismatch);
   auto targets = std::move(matcher).match();
   const auto& known = matcher.known();
+  const auto* decoder = dynamic_cast<const DecoderModel*>(&module);
   for (const auto& info : infos) {
     if (known.contains(info.name)) continue;
-    (is_derived(info.name) ? mismatch.unused : mismatch.unexpected).push_back(info.name);
+    const bool predicts = decoder != nullptr && decoder->is_of_prediction_layer(info.name);
+    auto& others = is_derived(info.name) ? mismatch.unused : predicts ? mismatch.predicting : mismatch.unexpected;
+    others.push_back(info.name);
   }
   mismatch.hint = hint_at_wrapper(mismatch.unexpected, matcher.possible());
   return targets;

@@ -24,10 +24,11 @@ struct WeightTarget {
 struct WeightMismatch {
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
-  std::vector<std::string> integers;  ///< maybe quantised weights
-  std::vector<std::string> sizes;     ///< "lm_head.weight [8, 4] for lm_head.weight [8, 6]"
-  std::string hint{};                 ///< possible origin of unexpected names
-  std::vector<std::string> unused{};  ///< not a difference: follows from config.json
+  std::vector<std::string> integers;      ///< maybe quantised weights
+  std::vector<std::string> sizes;         ///< "lm_head.weight [8, 4] for lm_head.weight [8, 6]"
+  std::string hint{};                     ///< possible origin of unexpected names
+  std::vector<std::string> predicting{};  ///< not a difference: layers of multi-token prediction, which are not read
+  std::vector<std::string> unused{};      ///< not a difference: follows from config.json
 
   /// "; missing: a; unexpected: b"; empty if there are no differences.
   std::string text() const;

@@ -184,6 +184,9 @@ FORGET_GATE = {f"self_attn.{name}": f"self_attn.forget_gate.{name}"
                for name in ("f_a_proj", "f_b_proj", "dt_bias", "A_log")}
 RENAMED = {"nemotron_h": {"model.embed_tokens": "model.embeddings", "model.norm": "model.norm_f"},
            "kimi_linear": FORGET_GATE, "lfm2": CONVOLUTIONAL, "lfm2_moe": CONVOLUTIONAL}
+# Layers of multi-token prediction in the files.
+PREDICTING = {"deepseek_v3-0": "model.layers.3.eh_proj.weight", "glm4_moe-0": "model.layers.3.enorm.weight",
+              "qwen3_next-0": "mtp.fc.weight", "qwen3_5_text-1": "mtp.layers.0.mlp.up_proj.weight"}
 # Roundings of the delta rule, transformers' own as large.
 BARS = {"kimi_linear": 1e-5, "qwen3_next": 1e-5, "qwen3_5_text": 1e-5, "qwen3_5_moe_text": 1e-5}
 NAMES = [f"{family}-{shape}" for family, shapes in CASES.items() for shape in range(len(shapes))]
@@ -209,6 +212,9 @@ def write_case(folder, name, seed):
         for values in [*model.parameters(), *corrections]:
             values.add_(torch.randn_like(values) * 0.02)
     model.save_pretrained(folder)
+    if name in PREDICTING:  # tensors that are not read
+        weights = load_file(folder / "model.safetensors") | {PREDICTING[name]: torch.ones(3)}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tokens, labels = torch.randint(0, VOCAB, (2, LENGTH)), torch.randint(0, VOCAB, (2, LENGTH))
     tokens[0, 3] = 7
     save_file({"tokens": tokens, "labels": labels}, folder / "input.bin")

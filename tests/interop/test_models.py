@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig,
                           MistralForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
+                          Qwen2ForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig,
+                          Qwen3_5MoeForConditionalGeneration, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
                           Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
                           Qwen3VLMoeForConditionalGeneration)
 
@@ -23,6 +24,10 @@ YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=12, r
 LONGROPE = dict(rope_type="longrope", rope_theta=500.0, original_max_position_embeddings=12, short_factor=[1.0] * 8,
                 long_factor=[1.5 + 0.6 * pair for pair in range(8)])
 MOE = dict(num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20)
+# Small weights: the delta rule magnifies roundings, transformers' as ours.
+HYBRID = SMALL | dict(num_key_value_heads=2, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4,
+                      linear_key_head_dim=8, linear_value_head_dim=12, initializer_range=0.02,
+                      layer_types=["linear_attention", "full_attention", "linear_attention"])
 IMAGE, VIDEO, LENGTH = 200, 201, 34
 SEES = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=202, vision_end_token_id=203)
 VISION = dict(depth=3, hidden_size=32, intermediate_size=40, num_heads=2, patch_size=4, out_hidden_size=48)
@@ -57,6 +62,14 @@ CASES = {
         **SEES, text_config=dict(**SMALL, **MOE, mlp_only_layers=[1], rope_parameters=sections(3, 4, 1),
                                  output_router_logits=True, router_aux_loss_coef=0.3),
         vision_config=dict(**VISION, num_position_embeddings=16, deepstack_visual_indexes=[1]))),
+    "qwen3_5_vl": (Qwen3_5ForConditionalGeneration, Qwen3_5Config(
+        **SEES, text_config=dict(**HYBRID, rope_parameters=sections(2, 1, 1)),
+        vision_config=dict(**VISION, num_position_embeddings=25))),
+    "qwen3_5_vl_moe": (Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeConfig(
+        **SEES, tie_word_embeddings=True,
+        text_config=dict(**HYBRID, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
+                         shared_expert_intermediate_size=28, rope_parameters=sections(1, 2, 1)),
+        vision_config=dict(**VISION, num_position_embeddings=16))),
     # Windows are shorter than the 17 tokens. Mistral's config.json has no use_sliding_window.
     "mistral": (MistralForCausalLM, MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=5)),
     "qwen2_windows": (Qwen2ForCausalLM, Qwen2Config(
@@ -125,7 +138,7 @@ def compared(tmp_path_factory):
         mask = torch.arange(tokens.shape[1]) < torch.tensor(TOKENS.get(name, [tokens.shape[1]] * len(tokens)))[:, None]
         if name in TOKENS:
             inputs["token_mask"] = mask
-        extra = pictures(tokens, name.startswith("qwen3_vl")) if sees else {}
+        extra = pictures(tokens, name.startswith("qwen3")) if sees else {}
         save_file(inputs | {f"extra.{key}": value for key, value in extra.items()}, folder / name / "input.bin")
         if sees:  # transformers asks for what the tokens say already
             extra["mm_token_type_ids"] = (tokens == IMAGE) + 2 * (tokens == VIDEO)
