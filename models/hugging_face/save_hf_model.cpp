@@ -85,12 +85,13 @@ std::optional<OrderedJson> config_of_known_family(const DecoderConfig& network) 
 
 OrderedJson config_of_network(const DecoderConfig& network) {
   if (auto config = config_of_known_family(network)) return std::move(*config);
-  throw UsageError("--save-hf: transformers' Llama, Qwen2, Qwen3 and Qwen3-MoE do not compute the network of these "
-                   "flags; they need --normalization RMSNorm, --swiglu, --position-embedding-type rope, whole "
-                   "--rotary-percent, no --apply-layernorm-1p, with --qk-layernorm or --add-qkv-bias also "
-                   "--disable-bias-linear, and with --num-experts --qk-layernorm, softmax scores without groups, factor "
-                   "and --moe-router-dtype, and no shared expert. "
-                   "Leave --save-hf out, or change the network");
+  throw UsageError(
+      "--save-hf: transformers' Llama, Qwen2, Qwen3 and Qwen3-MoE do not compute the network of these "
+      "flags; they need --normalization RMSNorm, --swiglu, --position-embedding-type rope, whole "
+      "--rotary-percent, no --apply-layernorm-1p, with --qk-layernorm or --add-qkv-bias also "
+      "--disable-bias-linear, and with --num-experts --qk-layernorm, softmax scores without groups, factor "
+      "and --moe-router-dtype, and no shared expert. "
+      "Leave --save-hf out, or change the network");
 }
 
 /// Writes transformers' new key or its old one, both of which it reads; also into parts of the model that have one.

@@ -105,10 +105,10 @@ std::vector<at::Tensor> LatentAttention::heads_of(const at::Tensor& own, const R
   };
   const auto latent = kv_a_proj_->forward(own).split_with_sizes({spec_.key_rank, spec_.rotated_dim}, -1);
   const auto of_keys = kv_a_layernorm_ ? kv_a_layernorm_->forward(latent[0]) : latent[0];
-  const auto queries =
-      heads(q_proj_->forward(ranks_->enter(query_latent(own)))).split_with_sizes({spec_.plain_dim, spec_.rotated_dim}, -1);
-  const auto keys = heads(kv_b_proj_->forward(ranks_->enter(of_keys)))
-                        .split_with_sizes({spec_.plain_dim, spec_.value_dim}, -1);
+  const auto queries = heads(q_proj_->forward(ranks_->enter(query_latent(own))))
+                           .split_with_sizes({spec_.plain_dim, spec_.rotated_dim}, -1);
+  const auto keys =
+      heads(kv_b_proj_->forward(ranks_->enter(of_keys))).split_with_sizes({spec_.plain_dim, spec_.value_dim}, -1);
   const auto shared_key = turned(ranks_->enter(latent[1]).unsqueeze(2)).expand({-1, -1, num_heads_, -1});
   return {at::cat({queries[0], turned(queries[1])}, -1), at::cat({keys[0], shared_key}, -1), keys[1]};
 }
