@@ -45,6 +45,14 @@ inline double yarn_mscale(double factor, double mscale) {
   return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
 }
 
+/// Multiplies a query at position p by 1 + beta log(1 + floor((p + offset) / length)).
+struct QueryTemperature {
+  double beta = 0, length = 1;
+  int64_t offset = 0;
+  bool unrotated_only = false;  ///< spares the layers with rotation
+  bool rounded = true;          ///< rounds the factor to the queries' dtype first
+};
+
 /// Class names that a family's modules report, for wrap policies.
 struct ModuleNames {
   std::string norm, rotary, attention, mlp, layer, decoder, model;
@@ -104,6 +112,8 @@ struct MoeConfig {
   int64_t sparse_step = 1;          ///< interval of layers with experts
   std::vector<int64_t> dense_layers{};
 
+  bool weighs_inputs = false;  ///< multiplies an expert's input instead of its output by the token's weight
+
   bool has_megatron_losses() const { return balance_coef != 0 || z_loss_coef != 0; }
   bool is_sparse(int64_t layer) const {
     return num_experts > 0 && std::ranges::count(dense_layers, layer) == 0 && (layer + 1) % sparse_step == 0;
@@ -134,9 +144,11 @@ struct DecoderConfig {
   NormKind norm = NormKind::kRmsNorm;
   double norm_eps = 1e-6;
   bool norm_in_fp32 = false;        ///< multiplies by the weight before it rounds to the hidden states' dtype
+  bool norm_bias = true;            ///< gives LayerNorms a bias
   bool zero_centered_norm = false;  ///< multiplies by 1 + weight (Gemma, --apply-layernorm-1p)
   bool sandwich_norms = false;      ///< also norms after attention and MLP (Gemma)
   bool post_norms = false;          ///< norms after attention and MLP alone (OLMo 2)
+  bool parallel_branches = false;   ///< gives the MLP attention's normed input (Cohere)
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
   PositionKind positions = PositionKind::kRotary;
@@ -146,18 +158,26 @@ struct DecoderConfig {
   std::vector<int64_t> sliding_layers{};
   std::optional<RotaryConfig> sliding_rotary{};  ///< for these layers, if different
   std::vector<int64_t> unrotated_layers{};       ///< layers without positions
-  std::optional<double> attention_scale{};       ///< factor of the query-key products; unset: 1 / sqrt(head_dim)
-  double embedding_scale = 1;                    ///< rounded to the weight's dtype, as in transformers
-  double residual_scale = 1;                     ///< multiplies each branch's output
+  /// Cuts documents into chunks of so many tokens for these layers, whose queries see keys of their chunk; 0: does not.
+  int64_t attention_chunk = 0;
+  std::vector<int64_t> chunked_layers{};
+  std::optional<double> attention_scale{};  ///< factor of the query-key products; unset: 1 / sqrt(head_dim)
+  double attention_softcap = 0;             ///< c: replaces a score by c tanh(score / c); 0: does not
+  std::optional<QueryTemperature> temperature{};
+  double embedding_scale = 1;  ///< rounded to the weight's dtype, as in transformers
+  double residual_scale = 1;   ///< multiplies each branch's output
   double logit_scale = 1;
+  double logit_softcap = 0;  ///< c: replaces a logit by c tanh(logit / c); 0: does not
   bool qkv_bias = false;
   bool attention_out_bias = false;
   bool mlp_bias = false;
   std::optional<LatentConfig> latent{};
-  bool attention_gate = false;        ///< multiplies attention's output by sigmoid of further rows of q_proj
-  bool attention_sinks = false;       ///< gives each head a parameter: the score of a key without a value
-  bool qk_norm = false;               ///< norms each head of queries and keys
-  bool qk_norm_of_all_heads = false;  ///< norms all heads of queries together, and those of keys
+  bool attention_gate = false;           ///< multiplies attention's output by sigmoid of further rows of q_proj
+  bool attention_sinks = false;          ///< gives each head a parameter: the score of a key without a value
+  bool qk_norm = false;                  ///< norms each head of queries and keys
+  bool qk_norm_of_all_heads = false;     ///< norms all heads of queries together, and those of keys
+  bool qk_norm_behind_rotation = false;  ///< norms rotated queries and keys
+  bool qk_norm_weight = true;            ///< false: norms queries and keys without parameters
   bool tie_word_embeddings = false;
   double attention_dropout = 0;
   double hidden_dropout = 0;
@@ -166,7 +186,12 @@ struct DecoderConfig {
   std::optional<int64_t> pad_token_id{};
   MoeConfig moe{};
 
+  bool is_chunked(int64_t layer) const { return attention_chunk > 0 && std::ranges::count(chunked_layers, layer) > 0; }
   bool is_sliding(int64_t layer) const { return sliding_window > 0 && std::ranges::count(sliding_layers, layer) > 0; }
+  /// True if the layer multiplies its queries by factors of the temperature.
+  bool has_query_factors(int64_t layer) const {
+    return temperature && !(temperature->unrotated_only && is_rotated(layer));
+  }
   bool is_rotated(int64_t layer) const {
     return positions == PositionKind::kRotary && std::ranges::count(unrotated_layers, layer) == 0;
   }

@@ -47,6 +47,12 @@ ModuleNames class_names(const std::string& prefix) {
           .router = prefix + "TopKRouter"};
 }
 
+int64_t read_positive(const HfConfig& config, const char* key, int64_t fallback) {
+  const auto number = config.get(key, fallback);
+  TORCH_CHECK(number > 0, config.path(), ": ", key, " ", number, " must be positive");
+  return number;
+}
+
 Activation read_activation(const HfConfig& config, const char* key, const std::string& fallback) {
   static const std::map<std::string, Activation> known = {{"silu", Activation::kSilu},
                                                           {"swish", Activation::kSilu},
@@ -64,6 +70,14 @@ Activation read_activation(const HfConfig& config, const char* key, const std::s
   return found == known.end() ? Activation::kSilu : found->second;
 }
 
+std::vector<int64_t> layers_where(int64_t num_layers, const std::function<bool(int64_t layer)>& selected) {
+  std::vector<int64_t> layers;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    if (selected(layer)) layers.push_back(layer);
+  }
+  return layers;
+}
+
 int64_t read_sliding_window(const HfConfig& config, int64_t fallback) {
   if (config.is_null("sliding_window")) return 0;
   const auto window = config.get("sliding_window", fallback);
@@ -71,6 +85,16 @@ int64_t read_sliding_window(const HfConfig& config, int64_t fallback) {
   config.require_computed(window > 0 || is_absent, "sliding_window ", window,
                           " must be positive, or null for full attention");
   return window;
+}
+
+std::vector<int64_t> read_unrotated_layers(const HfConfig& config, int64_t num_layers) {
+  const auto interval = read_positive(config, "no_rope_layer_interval", 4);
+  const auto rotates = config.get_or_null("no_rope_layers", std::vector<int64_t>{});
+  TORCH_CHECK(config.find("no_rope_layers") == nullptr || std::ssize(rotates) == num_layers, config.path(),
+              ": no_rope_layers has ", rotates.size(), " entries for num_hidden_layers ", num_layers);
+  return layers_where(num_layers, [&](int64_t layer) {
+    return rotates.empty() ? (layer + 1) % interval == 0 : rotates[static_cast<size_t>(layer)] == 0;
+  });
 }
 
 std::vector<int64_t> read_sliding_layers(const HfConfig& config, const DecoderConfig& network,
@@ -83,11 +107,10 @@ std::vector<int64_t> read_sliding_layers(const HfConfig& config, const DecoderCo
     config.require_computed(type == "sliding_attention" || type == "full_attention", "layer_types has ", type,
                             ", which is not supported; known are full_attention and sliding_attention");
   }
-  std::vector<int64_t> layers;
-  for (int64_t layer = 0; layer < num_layers; ++layer) {
+  const auto layers = layers_where(num_layers, [&](int64_t layer) {
     const auto index = static_cast<size_t>(layer);
-    if (index < types.size() ? types[index] == "sliding_attention" : slides(layer)) layers.push_back(layer);
-  }
+    return index < types.size() ? types[index] == "sliding_attention" : slides(layer);
+  });
   config.require_computed(layers.empty() || network.sliding_window > 0,
                           "layers slide (layer_types says so, or the "
                           "family), and there is no window: write sliding_window, with use_sliding_window true where "
@@ -140,7 +163,8 @@ MoeConfig read_moe(const HfConfig& config, const MoeDefaults& defaults) {
                 .router = {.normalise_weights = config.get("norm_topk_prob", false)},
                 .sparse_step = config.get<int64_t>("decoder_sparse_step", 1),
                 .dense_layers = config.get_or_null("mlp_only_layers", std::vector<int64_t>{})};
-  if (config.get("output_router_logits", false)) moe.aux_loss_coef = config.get("router_aux_loss_coef", 0.001);
+  const auto coefficient = config.get("router_aux_loss_coef", 0.001);
+  if (config.get("output_router_logits", false)) moe.aux_loss_coef = coefficient;
   config.require_computed(config.get("router_jitter_noise", 0.0) == 0,
                           "router_jitter_noise is not supported; write 0 there");
   TORCH_CHECK(moe.num_experts > 0 && moe.experts_per_token > 0 && moe.experts_per_token <= moe.num_experts &&
@@ -184,7 +208,7 @@ MoeConfig read_grouped_moe(const HfConfig& config, const GroupedMoeDefaults& def
   return moe;
 }
 
-LatentConfig read_latent(const HfConfig& config, const LatentConfig& defaults) {
+void read_latent(const HfConfig& config, DecoderConfig& network, const LatentConfig& defaults) {
   const LatentConfig latent{
       .query_rank = config.is_null("q_lora_rank") ? 0 : config.get("q_lora_rank", defaults.query_rank),
       .key_rank = config.get("kv_lora_rank", defaults.key_rank),
@@ -192,7 +216,10 @@ LatentConfig read_latent(const HfConfig& config, const LatentConfig& defaults) {
       .value_dim = config.get("v_head_dim", defaults.value_dim)};
   TORCH_CHECK(latent.query_rank >= 0 && latent.key_rank > 0 && latent.plain_dim > 0 && latent.value_dim > 0,
               config.path(), ": q_lora_rank, kv_lora_rank, qk_nope_head_dim and v_head_dim must be positive");
-  return latent;
+  TORCH_CHECK(network.num_kv_heads == network.num_heads, config.path(), ": num_key_value_heads ", network.num_kv_heads,
+              " must be num_attention_heads ", network.num_heads, ": every head has its own keys and values");
+  network.latent = latent;
+  network.qkv_bias = network.attention_out_bias = config.get("attention_bias", false);
 }
 
 DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaults) {
@@ -222,7 +249,7 @@ DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaul
       .head_dim =
           config.get_or_null(defaults.head_dim_key, defaults.head_dim == 0 ? hidden / heads : defaults.head_dim),
       .max_positions = max_positions,
-      .norm_eps = config.get("rms_norm_eps", defaults.norm_eps),
+      .norm_eps = config.get(defaults.norm_eps_key, defaults.norm_eps),
       .activation = read_activation(config, defaults.activation_key, defaults.activation),
       .tie_word_embeddings = config.get("tie_word_embeddings", defaults.tie_word_embeddings),
       .attention_dropout = config.get("attention_dropout", defaults.attention_dropout),

@@ -20,6 +20,7 @@ struct DecoderDefaults {
   int64_t max_positions = 32768;
   std::optional<int64_t> intermediate_size{};  ///< unset: config.json must say it
   double norm_eps = 1e-6;
+  const char* norm_eps_key = "rms_norm_eps";
   const char* head_dim_key = "head_dim";
   RotaryConfig rotary{};
   bool rotates_partially = false;  ///< reads partial_rotary_factor, or takes rotary.fraction
@@ -46,10 +47,18 @@ ModuleNames class_names(const std::string& prefix);
 /// Throws for missing, inconsistent and unsupported values.
 DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaults);
 
+/// Throws unless the number is positive.
+int64_t read_positive(const HfConfig& config, const char* key, int64_t fallback);
+
 Activation read_activation(const HfConfig& config, const char* key, const std::string& fallback);
 
+/// The layers from 0 to num_layers - 1 that are selected.
+std::vector<int64_t> layers_where(int64_t num_layers, const std::function<bool(int64_t layer)>& selected);
 /// Reads sliding_window: `fallback` if absent (0: none), 0 if null.
 int64_t read_sliding_window(const HfConfig& config, int64_t fallback);
+/// The layers without positions: no_rope_layers says 1 for layers with positions; without it every
+/// no_rope_layer_interval-th has none.
+std::vector<int64_t> read_unrotated_layers(const HfConfig& config, int64_t num_layers);
 /// The layers that layer_types calls "sliding_attention"; without layer_types those selected by `slides`. Empty without
 /// a window.
 std::vector<int64_t> read_sliding_layers(const HfConfig& config, const DecoderConfig& network,
@@ -89,7 +98,8 @@ struct GroupedMoeDefaults {
 /// families: experts by sigmoid scores and a correction, within groups, beside a shared expert.
 MoeConfig read_grouped_moe(const HfConfig& config, const GroupedMoeDefaults& defaults, int64_t num_layers);
 
-/// Reads q_lora_rank (null: 0), kv_lora_rank, qk_nope_head_dim and v_head_dim.
-LatentConfig read_latent(const HfConfig& config, const LatentConfig& defaults);
+/// Sets latent attention: q_lora_rank (null: 0), kv_lora_rank, qk_nope_head_dim, v_head_dim and attention_bias. Throws
+/// for fewer heads of keys than of queries.
+void read_latent(const HfConfig& config, DecoderConfig& network, const LatentConfig& defaults);
 
 }  // namespace megashard

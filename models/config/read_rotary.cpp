@@ -267,4 +267,38 @@ std::pair<RotaryConfig, RotaryConfig> read_rotary_by_layer(const HfConfig& confi
   return {read_rope(config, std::move(full), {}, network), read_rope(config, std::move(sliding), {}, network)};
 }
 
+const nlohmann::ordered_json& position_keys(const HfConfig& config) {
+  static const Json none = Json::object();
+  const auto* scaling = config.find(kScaling);
+  const auto* keys = scaling != nullptr && !scaling->empty() ? scaling : config.find(kParameters);
+  return keys == nullptr ? none : *keys;
+}
+
+HfConfig with_yarn(const HfConfig& config, const YarnDefaults& defaults) {
+  if (config.find(kParameters) != nullptr || config.find(kScaling) != nullptr) return config;
+  auto json = config.json();
+  json[kParameters] = {{"rope_type", "yarn"},
+                       {"rope_theta", defaults.theta},
+                       {"factor", defaults.factor},
+                       {kOriginal, defaults.original_max_positions},
+                       {"mscale", 1.0},
+                       {"mscale_all_dim", 1.0},
+                       {"llama_4_scaling_beta", 0.1}};
+  using Purpose = HfConfig::Purpose;
+  return {std::move(json), config.path(), config.describes_computation() ? Purpose::kComputation : Purpose::kWeights};
+}
+
+QueryTemperature read_query_temperature(const HfConfig& config) {
+  const auto& keys = position_keys(config);
+  const auto need = [&](const char* key) {
+    TORCH_CHECK(HfConfig::find(keys, key) != nullptr, config.path(), ": ", key,
+                " is missing in rope_parameters (or rope_scaling, where that has keys); this family's queries need it");
+    return config.need<double>(keys, key);
+  };
+  QueryTemperature temperature{.beta = need("llama_4_scaling_beta")};
+  temperature.length = config.find(kOriginal) == nullptr ? need(kOriginal) : config.need<double>(kOriginal);
+  TORCH_CHECK(temperature.length > 0, config.path(), ": ", kOriginal, " must be positive, got ", temperature.length);
+  return temperature;
+}
+
 }  // namespace megashard

@@ -20,4 +20,17 @@ std::pair<RotaryConfig, RotaryConfig> read_rotary_by_layer(const HfConfig& confi
                                                            const char* sliding_key, double sliding_theta,
                                                            const DecoderConfig& network);
 
+/// The object that says the positions: rope_scaling if it has keys, else rope_parameters. Empty if there is none.
+const nlohmann::ordered_json& position_keys(const HfConfig& config);
+
+/// config.json, with YaRN of this theta, factor and original length as rope_parameters, and Mistral's temperature, if
+/// it says no positions.
+struct YarnDefaults {
+  double theta, factor, original_max_positions;
+};
+HfConfig with_yarn(const HfConfig& config, const YarnDefaults& defaults);
+
+/// Reads llama_4_scaling_beta and original_max_position_embeddings among the positions. Throws without them.
+QueryTemperature read_query_temperature(const HfConfig& config);
+
 }  // namespace megashard

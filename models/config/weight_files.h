@@ -16,13 +16,21 @@ struct ExpertFiles {
     kInterleaved  ///< transposed, and channels of gate and up alternate (GPT-OSS)
   };
   Form form = Form::kSeparate;
+  bool only = false;                                                   ///< refuses files of another form
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  ///< names of an expert's own weights
+};
+
+/// Linear layers of one input that a family's published files have as one layer with the rows of all.
+struct FusedFiles {
+  std::string qkv{};      ///< names the layer with the rows of q_proj, k_proj, v_proj; empty: there is none
+  std::string gate_up{};  ///< the same for an MLP's gate_proj, up_proj
 };
 
 /// What is different in a family's published files. Files with the model's own names can be read, too.
 struct WeightFiles {
   std::vector<WeightRenaming> renamings{};
   ExpertFiles experts{};
+  FusedFiles fused{};
   /// Where files may have layers of multi-token prediction, which are not read, as in transformers: behind the
   /// decoder's last layer (DeepSeek-V3), or under "mtp." (Qwen3.5).
   enum class PredictionLayers { kNone, kBehindLast, kMtp };

@@ -13,6 +13,7 @@
 
 #include "framework/modules/weight_init_mixin.h"
 #include "models/lora/lora.h"
+#include "parallel/copies/on_device.h"
 #include "parallel/sequence_parallel/ulysses.h"
 #include "parallel/tensor_parallel/tensor_parallel_regions.h"
 #include "parallel/tensor_parallel_layout.h"
@@ -32,7 +33,7 @@ NormedSum normed_sum(const std::shared_ptr<Hooked<Norm>>& norm, const at::Tensor
 DecoderLayer::DecoderLayer(const LayerSpec& spec, const BuildContext& context)
     : class_name_(spec.class_name), dropout_(spec.dropout), scale_(spec.scale) {
   for (const auto& branch : spec.branches) {
-    branches_.push_back({.part = branch.part->build(context), .before = {}, .after = {}});
+    branches_.push_back({.part = branch.part->build(context), .before = {}, .after = {}, .parallel = branch.parallel});
     register_module(branch.name, branches_.back().part->module());
   }
   const auto norm = [&](const std::optional<NamedNorm>& each) {
@@ -52,10 +53,11 @@ at::Tensor DecoderLayer::as_added(at::Tensor branch) const {
 
 LayerOutput DecoderLayer::forward(const at::Tensor& hidden, const Pass& pass) {
   LayerOutput output{.hidden = hidden};
-  at::Tensor branch;  // output of the last part, not yet added
+  at::Tensor branch, normed;  // output of the last part, not yet added, and its input
   for (const auto& each : branches_) {
-    at::Tensor normed;
-    if (branch.defined()) {
+    if (each.parallel) {
+      output.hidden = output.hidden + branch;
+    } else if (branch.defined()) {
       auto both = normed_sum(each.before, output.hidden, branch);
       output.hidden = std::move(both.sum);
       normed = std::move(both.normed);
@@ -63,6 +65,8 @@ LayerOutput DecoderLayer::forward(const at::Tensor& hidden, const Pass& pass) {
       normed = each.before ? each.before->forward(output.hidden) : output.hidden;
     }
     auto result = each.part->run(normed, pass);
+    const bool shares = &each != &branches_.back() && (&each + 1)->parallel;
+    if (!shares) normed.reset();
     if (result.balance.defined()) output.balance = std::move(result.balance);
     if (result.z.defined()) output.z = std::move(result.z);
     branch = as_added(each.after ? each.after->forward(result.hidden) : result.hidden);
@@ -86,7 +90,9 @@ DecoderStack::DecoderStack(const Network& network, const BuildContext& context)
     : class_name_(network.config.names.decoder),
       ranks_(context.tensor_parallel),
       dropout_(network.config.hidden_dropout),
-      embedding_scale_(network.config.embedding_scale) {
+      embedding_scale_(network.config.embedding_scale),
+      attention_chunk_(network.config.attention_chunk),
+      temperature_(network.config.temperature) {
   const auto& config = network.config;
   embed_tokens_ = register_module(
       "embed_tokens",
@@ -148,6 +154,17 @@ LayerOutput DecoderStack::forward(const Batch& input, const InjectedEmbeddings& 
   pass.span.documents = Documents::of(input.document_lengths, rows, sequence.is_whole() ? length : sequence.length,
                                       sequence.ring != nullptr, hidden.device());
   for (const auto& rotary : rotaries_) pass.rotary.push_back(rotate(*rotary, input, hidden, positions));
+  if (const int64_t chunk = attention_chunk_; chunk > 0) {
+    const int64_t whole = sequence.is_whole() ? length : sequence.length;
+    pass.chunks = Documents::of(chunked_lengths(input.document_lengths, rows, whole, chunk), rows, whole,
+                                sequence.ring != nullptr, hidden.device());
+  }
+  if (temperature_) {
+    pass.query_factors = query_factors(
+        *temperature_, positions.defined() ? on_device(positions, hidden.device())
+                                           : at::arange(length, tokens.options().device(hidden.device())));
+    if (temperature_->rounded) pass.query_factors = pass.query_factors.to(hidden.scalar_type());
+  }
   std::vector<at::Tensor> balance, z;  // layers with experts
   for (size_t i = 0; i < layers_.size(); ++i) {
     auto states = layers_[i]->forward(hidden, pass);
@@ -185,7 +202,8 @@ DecoderModel::DecoderModel(Network network, BuildContext context, WeightFiles we
   }
   const Linear::Options head{.in = config.hidden_size, .out = config.vocab_size};
   lm_head_ = register_module(
-      "lm_head", std::make_shared<Hooked<Head>>(head, context_.tensor_parallel, config.tie_word_embeddings));
+      "lm_head",
+      std::make_shared<Hooked<Head>>(head, context_.tensor_parallel, config.tie_word_embeddings, config.logit_softcap));
   if (config.tie_word_embeddings) tie_parameter(*lm_head_, lm_head_->weight, text_->embed_tokens()->weight);
 }
 

@@ -28,6 +28,7 @@ class DecoderLayer : public torch::nn::Module {
   struct BuiltBranch {
     std::shared_ptr<Part> part;
     std::shared_ptr<Hooked<Norm>> before, after;  // null: none
+    bool parallel;
   };
 
   /// A branch's output as it is added: with dropout and scale.
@@ -59,6 +60,8 @@ class DecoderStack : public torch::nn::Module {
   TensorParallelRanksPtr ranks_;
   double dropout_;
   double embedding_scale_;
+  int64_t attention_chunk_;
+  std::optional<QueryTemperature> temperature_;
   std::shared_ptr<Hooked<Embedding>> embed_tokens_, embed_positions_;
   std::vector<std::shared_ptr<Hooked<DecoderLayer>>> layers_;
   std::shared_ptr<Hooked<Norm>> norm_;

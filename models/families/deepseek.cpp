@@ -13,11 +13,8 @@ DecoderConfig read_common(const HfConfig& config, const char* prefix, int64_t ma
   const auto head_dim = config.get_or_null("head_dim", network.head_dim);
   config.require_computed(head_dim == network.head_dim, "head_dim ", head_dim, " must be qk_rope_head_dim ",
                           network.head_dim, "; take it out");
-  TORCH_CHECK(network.num_kv_heads == network.num_heads, config.path(), ": num_key_value_heads ", network.num_kv_heads,
-              " must be num_attention_heads ", network.num_heads, ": every head has its own keys and values");
-  network.qkv_bias = network.attention_out_bias = config.get("attention_bias", false);
-  network.latent = read_latent(config, {.query_rank = 1536, .key_rank = 512, .plain_dim = 128, .value_dim = 128});
   require_no_windows(config, network);
+  read_latent(config, network, {.query_rank = 1536, .key_rank = 512, .plain_dim = 128, .value_dim = 128});
   return network;
 }
 

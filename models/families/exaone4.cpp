@@ -16,9 +16,9 @@ DecoderConfig read_exaone4(const HfConfig& config) {
               ": without a positive sliding_window_pattern, layer_types must say which layers slide; write it");
   network.sliding_layers =
       read_sliding_layers(config, network, [pattern](int64_t layer) { return (layer + 1) % pattern != 0; });
-  for (int64_t layer = 0; network.sliding_window > 0 && layer < network.num_layers; ++layer) {
-    if (!network.is_sliding(layer)) network.unrotated_layers.push_back(layer);
-  }
+  if (network.sliding_window == 0) return network;
+  network.unrotated_layers =
+      layers_where(network.num_layers, [&](int64_t layer) { return !network.is_sliding(layer); });
   return network;
 }
 

@@ -29,14 +29,12 @@ DecoderConfig read_gemma3(const HfConfig& config) {
   network.names.decoder = "Gemma3TextModel";
   network.qk_norm = network.zero_centered_norm = network.sandwich_norms = true;
   network.qkv_bias = network.attention_out_bias = config.get("attention_bias", false);
-  const auto scalar = config.get<int64_t>("query_pre_attn_scalar", 256);
-  TORCH_CHECK(scalar > 0, config.path(), ": query_pre_attn_scalar ", scalar, " must be positive");
+  const auto scalar = read_positive(config, "query_pre_attn_scalar", 256);
   network.attention_scale = 1 / std::sqrt(static_cast<double>(scalar));
   network.embedding_scale = std::sqrt(static_cast<double>(network.hidden_size));
   std::tie(network.rotary, network.sliding_rotary) =
       read_rotary_by_layer(config, /*full_theta=*/1e6, "rope_local_base_freq", /*sliding_theta=*/1e4, network);
-  const auto pattern = config.get<int64_t>("sliding_window_pattern", 6);
-  TORCH_CHECK(pattern > 0, config.path(), ": sliding_window_pattern ", pattern, " must be positive");
+  const auto pattern = read_positive(config, "sliding_window_pattern", 6);
   network.sliding_window = read_sliding_window(config, 4096);
   network.sliding_layers =
       read_sliding_layers(config, network, [pattern](int64_t layer) { return (layer + 1) % pattern != 0; });

@@ -30,15 +30,12 @@ DecoderConfig read_kimi_linear(const HfConfig& config) {
                                        .norm_eps = 1e-5,
                                        .head_dim_key = "qk_rope_head_dim",
                                        .pad_token_id = 163839});
-  TORCH_CHECK(network.num_kv_heads == network.num_heads, config.path(), ": num_key_value_heads ", network.num_kv_heads,
-              " must be num_attention_heads ", network.num_heads, ": every head has its own keys and values");
   network.max_positions = config.get_either<int64_t>("model_max_length", "max_position_embeddings", 1048576);
   config.require_computed(!network.tie_word_embeddings,
                           "tie_word_embeddings must be false: transformers' class does not tie them");
   network.positions = PositionKind::kNone;
   network.rotary = {};
-  network.qkv_bias = network.attention_out_bias = config.get("attention_bias", false);
-  network.latent = read_latent(config, {.key_rank = 512, .plain_dim = 128, .value_dim = 128});
+  read_latent(config, network, {.key_rank = 512, .plain_dim = 128, .value_dim = 128});
   network.names.moe = "KimiLinearMoE";
   network.names.router = "KimiLinearTopkRouter";
   network.moe = read_grouped_moe(config,

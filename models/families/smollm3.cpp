@@ -6,21 +6,6 @@
 namespace megashard {
 namespace {
 
-/// no_rope_layers says 1 for layers with positions; without it every no_rope_layer_interval-th has none.
-std::vector<int64_t> read_unrotated_layers(const HfConfig& config, int64_t num_layers) {
-  const auto interval = config.get<int64_t>("no_rope_layer_interval", 4);
-  const auto rotates = config.get_or_null("no_rope_layers", std::vector<int64_t>{});
-  TORCH_CHECK(interval > 0, config.path(), ": no_rope_layer_interval ", interval, " must be positive");
-  TORCH_CHECK(config.find("no_rope_layers") == nullptr || std::ssize(rotates) == num_layers, config.path(),
-              ": no_rope_layers has ", rotates.size(), " entries for num_hidden_layers ", num_layers);
-  std::vector<int64_t> layers;
-  for (int64_t layer = 0; layer < num_layers; ++layer) {
-    const bool turns = rotates.empty() ? (layer + 1) % interval != 0 : rotates[static_cast<size_t>(layer)] != 0;
-    if (!turns) layers.push_back(layer);
-  }
-  return layers;
-}
-
 DecoderConfig read_smollm3(const HfConfig& config) {
   auto network = read_decoder(config, {.names = class_names("SmolLM3"),
                                        .kv_heads = 4,

@@ -143,7 +143,7 @@ class Matcher {
       if (stored_.contains(part.stored)) {
         take_part(target, std::move(part), name);
       } else {
-        mismatch_.missing.push_back(name);
+        note(mismatch_.missing, name);
       }
     }
   }
@@ -151,12 +151,17 @@ class Matcher {
   void take_part(WeightTarget& target, WeightPart part, const std::string& name) {
     const auto& info = *stored_.at(part.stored);
     known_.insert(part.stored);
-    if (!at::isFloatingType(info.dtype)) mismatch_.integers.push_back(part.stored);
+    if (!at::isFloatingType(info.dtype)) note(mismatch_.integers, part.stored);
     if (info.sizes != part.stored_sizes) {
-      mismatch_.sizes.push_back(c10::str(part.stored, " ", at::IntArrayRef(info.sizes), " for ", name, " ",
-                                         at::IntArrayRef(part.stored_sizes)));
+      note(mismatch_.sizes, c10::str(part.stored, " ", at::IntArrayRef(info.sizes), " for ", name, " ",
+                                     at::IntArrayRef(part.stored_sizes)));
     }
     target.parts.push_back(std::move(part));
+  }
+
+  /// Adds a text once: several parameters can be parts of one stored tensor.
+  static void note(std::vector<std::string>& texts, std::string text) {
+    if (std::ranges::count(texts, text) == 0) texts.push_back(std::move(text));
   }
 
   WeightMap map_;

@@ -8,6 +8,7 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
+#include <ATen/ops/tanh.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -105,14 +106,17 @@ LossAndStats losses_of(const at::Tensor& logits, const at::Tensor& labels, const
   return combine_pieces(loss, stats, labels, *ranks);
 }
 
+/// Overwrites soft-capped logits by the gradient of those before the cap.
 void turn_into_gradient(at::Tensor& logits, const at::Tensor& labels, const at::Tensor& stats,
-                        const at::Tensor& grad_loss) {
+                        const at::Tensor& grad_loss, double softcap) {
+  const auto slope = softcap == 0 ? at::Tensor() : 1 - (logits / softcap).square();
   const auto& fused = fused_operators().cross_entropy_backward_;
   if (has_kernel(fused, logits)) {
     fused(logits, labels, stats, grad_loss);
   } else {
     cross_entropy_backward_by_operators_(logits, labels, stats, grad_loss);
   }
+  if (slope.defined()) logits.mul_(slope);
 }
 
 void require_first_backward(AutogradContext& context) {
@@ -137,7 +141,7 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
     require_first_backward(*context);
     const auto saved = context->get_saved_variables();
     auto logits = saved[0].detach();  // becomes the gradient
-    turn_into_gradient(logits, saved[1], saved[2], grads[0].contiguous());
+    turn_into_gradient(logits, saved[1], saved[2], grads[0].contiguous(), /*softcap=*/0);
     return {logits, Variable(), Variable()};
   }
 };
@@ -182,13 +186,14 @@ struct HeadRows {
   at::Tensor hidden, weight, labels;
   ProcessGroupPtr ranks;
   int64_t at_once;
+  double softcap;
 
   /// Losses of all tokens; calls body(row, count, logits, stats) after each part.
   template <class Body>
   at::Tensor losses(const Body& body) const {
     std::vector<at::Tensor> all;
     for_rows(hidden.size(0), at_once, [&](int64_t row, int64_t count) {
-      auto logits = linear(hidden.narrow(0, row, count), weight, at::Tensor());
+      auto logits = soft_capped(linear(hidden.narrow(0, row, count), weight, at::Tensor()), softcap);
       auto [loss, stats] = losses_of(logits, labels.narrow(0, row, count), ranks);
       all.push_back(std::move(loss));
       body(row, count, logits, stats);
@@ -200,13 +205,16 @@ struct HeadRows {
 /// Recomputes the logits in backward.
 struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
-                          const at::Tensor& all_labels, const ProcessGroupPtr& ranks, int64_t rows_at_once) {
-    const HeadRows rows{hidden, weight, labels_of_piece(all_labels, weight.size(0), ranks), ranks, rows_at_once};
+                          const at::Tensor& all_labels, const ProcessGroupPtr& ranks, int64_t rows_at_once,
+                          double softcap) {
+    const HeadRows rows{hidden, weight,       labels_of_piece(all_labels, weight.size(0), ranks),
+                        ranks,  rows_at_once, softcap};
     std::vector<at::Tensor> stats;
     const auto losses =
         rows.losses([&](int64_t, int64_t, const at::Tensor&, const at::Tensor& each) { stats.push_back(each); });
     context->save_for_backward({hidden, weight, rows.labels, at::cat(stats)});
     context->saved_data["rows_at_once"] = rows_at_once;
+    context->saved_data["softcap"] = softcap;
     return losses;
   }
 
@@ -215,15 +223,16 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
     const auto saved = context->get_saved_variables();
     const auto &hidden = saved[0], &weight = saved[1], &labels = saved[2], &stats = saved[3];
     const auto grad_loss = grads[0].contiguous();
+    const double softcap = context->saved_data["softcap"].toDouble();
     HeadGradients gradients(hidden, weight, context->needs_input_grad(0), context->needs_input_grad(1));
     for_rows(hidden.size(0), context->saved_data["rows_at_once"].toInt(), [&](int64_t row, int64_t count) {
       const auto some = hidden.narrow(0, row, count);
-      auto logits = linear(some, weight, at::Tensor());
+      auto logits = soft_capped(linear(some, weight, at::Tensor()), softcap);
       turn_into_gradient(logits, labels.narrow(0, row, count), stats.narrow(0, row, count),
-                         grad_loss.narrow(0, row, count));
+                         grad_loss.narrow(0, row, count), softcap);
       gradients.add(logits, some, row);
     });
-    return {gradients.of_hidden(), gradients.of_weight(), Variable(), Variable(), Variable()};
+    return {gradients.of_hidden(), gradients.of_weight(), Variable(), Variable(), Variable(), Variable()};
   }
 };
 
@@ -245,11 +254,12 @@ at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor) {
 struct WeightedLinearCrossEntropyFunction : Function<WeightedLinearCrossEntropyFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
                                const at::Tensor& all_labels, const at::Tensor& weights, const ProcessGroupPtr& ranks,
-                               int64_t rows_at_once) {
-    const HeadRows rows{hidden, weight, labels_of_piece(all_labels, weight.size(0), ranks), ranks, rows_at_once};
+                               int64_t rows_at_once, double softcap) {
+    const HeadRows rows{hidden, weight,       labels_of_piece(all_labels, weight.size(0), ranks),
+                        ranks,  rows_at_once, softcap};
     HeadGradients gradients(hidden, weight, hidden.requires_grad(), weight.requires_grad());
     auto losses = rows.losses([&](int64_t row, int64_t count, at::Tensor& logits, const at::Tensor& stats) {
-      turn_into_gradient(logits, rows.labels.narrow(0, row, count), stats, weights.narrow(0, row, count));
+      turn_into_gradient(logits, rows.labels.narrow(0, row, count), stats, weights.narrow(0, row, count), softcap);
       gradients.add(logits, hidden.narrow(0, row, count), row);
     });
     context->save_for_backward({gradients.of_hidden(), gradients.of_weight()});
@@ -261,7 +271,13 @@ struct WeightedLinearCrossEntropyFunction : Function<WeightedLinearCrossEntropyF
     require_once_differentiated("linear_cross_entropy");
     require_first_backward(*context);
     const auto saved = context->get_saved_variables();
-    return {scaled(saved[0], grads[1]), scaled(saved[1], grads[1]), Variable(), Variable(), Variable(), Variable()};
+    return {scaled(saved[0], grads[1]),
+            scaled(saved[1], grads[1]),
+            Variable(),
+            Variable(),
+            Variable(),
+            Variable(),
+            Variable()};
   }
 };
 
@@ -296,6 +312,10 @@ void check_rows(const char* what, const at::Tensor& rows, const at::Tensor& labe
 
 }  // namespace
 
+at::Tensor soft_capped(const at::Tensor& x, double softcap) {
+  return softcap == 0 ? x : at::tanh(x / softcap) * softcap;
+}
+
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& labels) {
   return vocab_parallel_cross_entropy(logits, labels, nullptr);
 }
@@ -310,20 +330,21 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
 
 TokenLosses linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                  const ProcessGroupPtr& ranks, const at::Tensor& loss_weights,
-                                 std::optional<int64_t> at_once) {
+                                 std::optional<int64_t> at_once, double softcap) {
   check_rows("hidden", hidden, labels);
   const int64_t width = weight.size(0), most = rows_of(at_once.value_or(logits_at_once(hidden.device())), width);
   if (labels.numel() <= most)
-    return {vocab_parallel_cross_entropy(linear(hidden, weight, at::Tensor()), labels, ranks), {}};
+    return {vocab_parallel_cross_entropy(soft_capped(linear(hidden, weight, at::Tensor()), softcap), labels, ranks),
+            {}};
   const auto flat = flat_labels(labels, width * pieces(ranks));
   const auto states = hidden.reshape({-1, hidden.size(-1)});
   const int64_t rows = rows_of_part(states.size(0), most);
   const bool differentiates = at::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
   if (!loss_weights.defined() || !differentiates) {
-    return {LinearCrossEntropyFunction::apply(states, weight, flat, ranks, rows).view(labels.sizes()), {}};
+    return {LinearCrossEntropyFunction::apply(states, weight, flat, ranks, rows, softcap).view(labels.sizes()), {}};
   }
   const auto weights = loss_weights.reshape({-1}).contiguous();
-  const auto both = WeightedLinearCrossEntropyFunction::apply(states, weight, flat, weights, ranks, rows);
+  const auto both = WeightedLinearCrossEntropyFunction::apply(states, weight, flat, weights, ranks, rows, softcap);
   return {both[0].view(labels.sizes()), both[1]};
 }
 

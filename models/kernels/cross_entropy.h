@@ -32,6 +32,9 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
                                         const ProcessGroupPtr& ranks);
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& labels);
 
+/// c tanh(x / c) for a softcap c; x for 0.
+at::Tensor soft_capped(const at::Tensor& x, double softcap);
+
 /// Maximum number of logits in memory in linear_cross_entropy; GPUs multiply larger parts faster.
 inline int64_t logits_at_once(c10::Device device) { return int64_t{1} << (acts_as_cpu(device) ? 27 : 28); }
 
@@ -39,8 +42,9 @@ inline int64_t logits_at_once(c10::Device device) { return int64_t{1} << (acts_a
 /// (unset: logits_at_once) exist at a time: tokens are processed in parts. Gradients of 16-bit weights are then rounded
 /// once per part. With `loss_weights` [...] fp32, gradients are computed in forward together with the logits, and
 /// TokenLosses::weighted passes them on. Without, or if one part suffices, the logits are recomputed in backward.
+/// `softcap`: caps the logits (soft_capped).
 TokenLosses linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                  const ProcessGroupPtr& ranks, const at::Tensor& loss_weights = {},
-                                 std::optional<int64_t> at_once = {});
+                                 std::optional<int64_t> at_once = {}, double softcap = 0);
 
 }  // namespace megashard

@@ -25,6 +25,8 @@
 #include "models/kernels/fused_ops.h"
 #include "models/kernels/once_differentiable.h"
 #include "models/kernels/row_layout.h"
+#include "models/layers/capped_attention.h"
+#include "models/layers/fused_forms.h"
 #include "parallel/sequence_parallel/block_attention.h"
 #include "parallel/sequence_parallel/ring_attention.h"
 #include "parallel/sequence_parallel/ulysses.h"
@@ -45,7 +47,8 @@ class AttentionPart final : public PartSpec {
     const auto hidden = static_cast<double>(spec_.hidden_size), heads = static_cast<double>(spec_.num_heads),
                groups = static_cast<double>(spec_.num_kv_heads), length = static_cast<double>(sequence_length);
     const double window = spec_.window > 0 ? std::min(static_cast<double>(spec_.window), length) : length;
-    const double keys = window - window * window / (2.0 * length);
+    const double chunk = spec_.chunk > 0 ? std::min(static_cast<double>(spec_.chunk), length) : 0;
+    const double keys = chunk > 0 ? chunk / 2 : window - window * window / (2.0 * length);
     const double gate = spec_.output_gate ? hidden / 2 : 0;
     return 12.0 * static_cast<double>(spec_.head_dim) * heads * (hidden + gate + hidden * groups / heads + keys);
   }
@@ -62,11 +65,20 @@ class AttentionPart final : public PartSpec {
   }
   void check_sequence_ring(const std::string& model) const override {
     require_no_dropout_in_ring(model, spec_.dropout);
+    require(spec_.softcap == 0, model + " caps the scores of attention, and ring attention does not; give "
+                                        "--context-parallel-algo ulysses_cp_algo.");
   }
   std::vector<std::string> paths_of(const std::string& megatron_part) const override {
     if (megatron_part == "core_attn") return {"core_attention"};
     if (megatron_part == "qkv_linear") return {"q_proj", "k_proj", "v_proj"};
     return megatron_part == "attn_proj" ? std::vector<std::string>{"o_proj"} : std::vector<std::string>{};
+  }
+  std::vector<WeightGroup> weight_forms(const std::string& path, const WeightFiles& files) const override {
+    if (files.fused.qkv.empty()) return {};
+    const int64_t keys = spec_.num_kv_heads * spec_.head_dim;
+    const int64_t queries = spec_.num_heads * spec_.head_dim * (spec_.output_gate ? 2 : 1);
+    return {fused_forms(path, {{"q_proj", queries}, {"k_proj", keys}, {"v_proj", keys}}, files.fused.qkv,
+                        spec_.hidden_size, spec_.qkv_bias)};
   }
   std::string norm_before() const override { return "attn_norm"; }
 
@@ -88,6 +100,10 @@ at::Tensor neighbours_to_halves(const at::Tensor& x, int64_t dims) {
   return dims == x.size(3) ? halves : at::cat({halves, x.narrow(3, dims, x.size(3) - dims)}, 3);
 }
 
+at::Tensor scale_queries(const at::Tensor& q, const at::Tensor& factors) {
+  return (q * factors.unsqueeze(-1).unsqueeze(-1)).to(q.scalar_type());
+}
+
 PartSpecPtr attention_part(AttentionSpec spec) { return std::make_shared<AttentionPart>(std::move(spec)); }
 
 at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span,
@@ -95,13 +111,15 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
   const int64_t missing = q.size(3) - v.size(3);
   if (missing > 0) return forward(q, k, at::constant_pad_nd(v, {0, missing}), span, sinks).narrow(3, 0, v.size(3));
   if (span.sequence.ring) {
+    TORCH_CHECK(softcap_ == 0, "ring attention does not cap scores");
     const bool by_fp32 = by_way_of_fp32(q);
     const auto computed = [&](const at::Tensor& x) { return by_fp32 ? x.to(at::kFloat) : x; };
     const RingMask mask{.document_begins = span.documents ? span.documents->begins : at::Tensor(),
                         .window = span.window};
     return ring_attention(computed(q), computed(k), computed(v), mask, scale_, span.sequence).to(q.scalar_type());
   }
-  return causal_attention(q, k, v, span, {.dropout = is_training() ? dropout_ : 0.0, .scale = scale_, .sinks = sinks});
+  return causal_attention(
+      q, k, v, span, {.dropout = is_training() ? dropout_ : 0.0, .scale = scale_, .softcap = softcap_, .sinks = sinks});
 }
 
 Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
@@ -113,8 +131,11 @@ Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
       rotary_(spec.rotary),
       rotary_interleaved_(spec.rotary_interleaved),
       norms_all_heads_(spec.norms_all_heads),
+      norms_rotated_(spec.norms_rotated),
       output_gate_(spec.output_gate),
-      window_(spec.window) {
+      window_(spec.window),
+      chunked_(spec.chunk > 0),
+      query_factors_(spec.query_factors) {
   const int64_t hidden = spec.hidden_size;
   const int64_t queries = spec.num_heads * head_dim_;
   const int64_t keys = spec.num_kv_heads * head_dim_;
@@ -128,10 +149,12 @@ Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
   const Linear::Options options{
       .in = queries, .out = hidden, .bias = spec.out_bias, .init_scale = spec.output_init_scale};
   o_proj_ = register_module("o_proj", std::make_shared<Hooked<RowParallelLinear>>(options, ranks_));
-  core_attention_ =
-      register_module("core_attention", std::make_shared<Hooked<CoreAttention>>(spec.dropout, spec.scale));
+  core_attention_ = register_module("core_attention",
+                                    std::make_shared<Hooked<CoreAttention>>(spec.dropout, spec.scale, spec.softcap));
   if (spec.sinks) sinks_ = register_parameter("sinks", at::empty({num_heads_}));
   if (!spec.head_norm) return;
+  TORCH_INTERNAL_ASSERT(!norms_rotated_ || !rotary_interleaved_ || !spec.head_norm->weight,
+                        "weights of norms behind a rotation would need the order of its channels");
   const auto norm = [&](const char* name, int64_t channels) {
     NormSpec of_heads = *spec.head_norm;
     if (norms_all_heads_) of_heads.width = channels;
@@ -143,9 +166,19 @@ Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
 
 std::vector<at::Tensor> Attention::heads_of(const std::vector<at::Tensor>& projected,
                                             const RotaryTables& rotary) const {
+  auto heads = turned_heads(projected, rotary);
+  if (q_norm_ && norms_rotated_) {
+    heads[0] = q_norm_->forward(heads[0]);
+    heads[1] = k_norm_->forward(heads[1]);
+  }
+  return heads;
+}
+
+std::vector<at::Tensor> Attention::turned_heads(const std::vector<at::Tensor>& projected,
+                                                const RotaryTables& rotary) const {
   const auto& [cos, sin] = rotary;
-  const bool turns = cos.defined();
-  if (turns && !q_norm_ && !rotary_interleaved_ && can_rotate_columns(projected, cos))
+  const bool turns = cos.defined(), norms = q_norm_ && !norms_rotated_;
+  if (turns && !norms && !rotary_interleaved_ && can_rotate_columns(projected, cos))
     return rotate_columns_(projected, head_dim_, cos, sin);
   const auto cut = [&](const at::Tensor& x, int64_t heads) { return x.view({x.size(0), x.size(1), heads, head_dim_}); };
   const auto norm_of_all = [this](const std::shared_ptr<Hooked<Norm>>& norm, const at::Tensor& x) {
@@ -153,7 +186,7 @@ std::vector<at::Tensor> Attention::heads_of(const std::vector<at::Tensor>& proje
   };
   auto q = cut(norm_of_all(q_norm_, projected[0]), num_heads_),
        k = cut(norm_of_all(k_norm_, projected[1]), num_kv_heads_);
-  const bool norms_heads = q_norm_ && !norms_all_heads_;
+  const bool norms_heads = norms && !norms_all_heads_;
   const bool at_once =
       norms_heads && turns && !rotary_interleaved_ && q_norm_->is_transparent() && k_norm_->is_transparent();
   // Contiguous, unless others share the memory: otherwise attention would keep all of it alive.
@@ -194,7 +227,8 @@ at::Tensor Attention::forward(const at::Tensor& own, const Pass& pass) {
     projected[0] = queries.flatten(2);
     gate = gates;
   }
-  const auto heads = heads_of(projected, rotary_ ? pass.rotary[*rotary_] : RotaryTables());
+  auto heads = heads_of(projected, rotary_ ? pass.rotary[*rotary_] : RotaryTables());
+  if (query_factors_) heads[0] = scale_queries(heads[0], pass.query_factors);
   // The ranks that share this rank's rows gather them, each with some of the heads.
   const SequenceShard rows = pass.span.sequence.of_place();
   const int64_t sharing = rows.is_whole() ? 1 : rows.group->size();
@@ -202,6 +236,7 @@ at::Tensor Attention::forward(const at::Tensor& own, const Pass& pass) {
   const auto whole = gather_sequence({heads[0], keys, values}, rows);
   KeySpan span = pass.span;
   span.window = window_;
+  if (chunked_) span.documents = pass.chunks;
   at::Tensor sinks = sinks_;
   if (sinks.defined() && !rows.is_whole()) sinks = sinks.chunk(sharing)[static_cast<size_t>(rows.group->rank())];
   const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], span, sinks);
@@ -383,6 +418,7 @@ at::Tensor by_flash(const Heads& x, const KeySpan& span, const AttentionOptions&
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span,
                             const AttentionOptions& options) {
+  if (options.softcap > 0) return capped_attention(q, k, v, span, options);
   const bool is_plain = options.dropout == 0 && v.size(3) == q.size(3);
   if (is_plain && has_fused_attention(q)) {
     const KeyRange range{span.documents ? span.documents->begins : at::Tensor(), span.window};

@@ -30,12 +30,16 @@ struct AttentionSpec {
   /// q_proj has for each head its queries, then a gate: out * sigmoid(gate).
   bool output_gate = false;
   std::optional<NormSpec> head_norm{};  ///< of each head of queries and keys, before the rotation
+  bool norms_rotated = false;           ///< norms rotated heads instead
   bool norms_all_heads = false;         ///< head_norm norms all heads together instead
   std::optional<size_t> rotary{};       ///< tables of the rotation: an index into Pass::rotary; unset: no rotation
   bool rotary_interleaved = false;
   bool sinks = false;             ///< gives each head a parameter: the score of a key without a value
   int64_t window = 0;             ///< number of keys that a query sees, including its own; 0: all up to its own
+  int64_t chunk = 0;              ///< limits a query to its piece of Pass::chunks, of so many tokens; 0: does not
+  bool query_factors = false;     ///< multiplies queries by Pass::query_factors
   std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
+  double softcap = 0;             ///< c: replaces a score by c tanh(score / c); 0: does not
   double dropout = 0;             ///< of attention weights, in training
   double output_init_scale = 1;   ///< factor of the initialisation's std for o_proj
 };
@@ -45,7 +49,8 @@ PartSpecPtr attention_part(AttentionSpec spec);
 /// Attention without parameters, as a module that can be recomputed or offloaded (Megatron's core_attention).
 class CoreAttention : public torch::nn::Module {
  public:
-  CoreAttention(double dropout, std::optional<double> scale) : dropout_(dropout), scale_(scale) {}
+  CoreAttention(double dropout, std::optional<double> scale, double softcap = 0)
+      : dropout_(dropout), scale_(scale), softcap_(softcap) {}
 
   /// q [B, T, H, D], k [B, T, G, D], v [B, T, G, V] with V <= D -> [B, T, H, V]. With a ring the T rows are this
   /// rank's, and keys of the other ranks are received here.
@@ -56,6 +61,7 @@ class CoreAttention : public torch::nn::Module {
  private:
   double dropout_;
   std::optional<double> scale_;
+  double softcap_;
 };
 
 /// Modules q_proj, k_proj, v_proj, o_proj, q_norm and k_norm if there are norms of heads, and core_attention:
@@ -74,6 +80,8 @@ class Attention : public torch::nn::Module, public SelfInitializing, public CutO
   std::pair<at::Tensor, at::Tensor> queries_and_gates(const at::Tensor& projected) const;
   /// Queries, keys and values [B, T, heads, head_dim] from the projections, after norm and rotary embedding.
   std::vector<at::Tensor> heads_of(const std::vector<at::Tensor>& projected, const RotaryTables& rotary) const;
+  /// The same without what follows the rotation.
+  std::vector<at::Tensor> turned_heads(const std::vector<at::Tensor>& projected, const RotaryTables& rotary) const;
 
   std::string class_name_;
   TensorParallelRanksPtr ranks_;
@@ -81,14 +89,18 @@ class Attention : public torch::nn::Module, public SelfInitializing, public CutO
   int64_t num_kv_heads_;
   int64_t head_dim_;
   std::optional<size_t> rotary_;
-  bool rotary_interleaved_, norms_all_heads_, output_gate_;
+  bool rotary_interleaved_, norms_all_heads_, norms_rotated_, output_gate_;
   int64_t window_;
+  bool chunked_, query_factors_;
   JointLinears projections_;  // q_proj, k_proj, v_proj
   std::shared_ptr<Hooked<RowParallelLinear>> o_proj_;
   std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_;
   std::shared_ptr<Hooked<CoreAttention>> core_attention_;
   at::Tensor sinks_;  // [heads of this rank]; undefined: none
 };
+
+/// q [B, T, H, D] times Pass::query_factors, rounded to q's dtype.
+at::Tensor scale_queries(const at::Tensor& q, const at::Tensor& factors);
 
 /// Throws if `dropout` of attention weights is not 0: rings have none.
 void require_no_dropout_in_ring(const std::string& model, double dropout);
@@ -115,6 +127,7 @@ at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 struct AttentionOptions {
   double dropout = 0;             ///< of attention weights
   std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(D)
+  double softcap = 0;             ///< c: replaces a score by c tanh(score / c) (capped_attention); 0: does not
   at::Tensor sinks{};             ///< [H]: scores of a key without a value, for each head; undefined: none
 };
 

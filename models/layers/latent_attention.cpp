@@ -115,7 +115,8 @@ std::vector<at::Tensor> LatentAttention::heads_of(const at::Tensor& own, const R
 
 at::Tensor LatentAttention::forward(const at::Tensor& own, const Pass& pass) {
   const SequenceShard rows = pass.span.sequence.of_place();
-  const auto heads = heads_of(own, spec_.rotary ? pass.rotary[*spec_.rotary] : RotaryTables());
+  auto heads = heads_of(own, spec_.rotary ? pass.rotary[*spec_.rotary] : RotaryTables());
+  if (spec_.query_factors) heads[0] = scale_queries(heads[0], pass.query_factors);
   const auto whole = gather_sequence({heads[0], heads[1]}, rows);
   const auto values = gather_sequence({heads[2]}, rows)[0];  // one exchange takes tensors of one width
   const auto mixed = core_attention_->forward(whole[0], whole[1], values, pass.span, at::Tensor());

@@ -33,6 +33,7 @@ struct LatentAttentionSpec {
   std::optional<NormSpec> norm{};   ///< norms the latents; its width is a latent's
   std::optional<size_t> rotary{0};  ///< tables of the rotation: an index into Pass::rotary; unset: no rotation
   bool neighbours = true;           ///< rotates pairs of neighbours instead of pairs of the two halves
+  bool query_factors = false;       ///< multiplies queries by Pass::query_factors
   double scale = 1;                 ///< multiplies the scores
   double dropout = 0;               ///< drops attention weights in training
   double output_init_scale = 1;     ///< factor of the initialisation's std for o_proj

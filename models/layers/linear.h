@@ -160,9 +160,9 @@ class Embedding : public torch::nn::Module, public SelfInitializing, public CutO
 /// The output projection of a language model, [..., in] -> logits [..., this rank's vocabulary].
 class Head : public ColumnParallelLinear {
  public:
-  /// `tied`: the weight is shared with the embeddings.
-  Head(const Options& options, TensorParallelRanksPtr ranks, bool tied)
-      : ColumnParallelLinear(options, std::move(ranks)), tied_(tied) {}
+  /// `tied`: the weight is shared with the embeddings. `softcap`: caps the logits (soft_capped).
+  Head(const Options& options, TensorParallelRanksPtr ranks, bool tied, double softcap = 0)
+      : ColumnParallelLinear(options, std::move(ranks)), tied_(tied), softcap_(softcap) {}
 
   at::Tensor forward(const at::Tensor& x);
   /// vocab_parallel_cross_entropy of forward(x), x [..., in] and labels [...], without materialising all logits if the
@@ -174,6 +174,7 @@ class Head : public ColumnParallelLinear {
   at::Tensor own_weight() const;
 
   bool tied_;
+  double softcap_;
 };
 
 }  // namespace megashard

@@ -19,6 +19,7 @@
 
 #include "framework/recompute/call_state.h"
 #include "models/kernels/fused_ops.h"
+#include "models/layers/fused_forms.h"
 #include "parallel/device/torch_versions.h"
 
 namespace megashard {
@@ -126,8 +127,7 @@ at::Tensor tiled_rows(const RowsBody& body, const at::Tensor& x, const std::vect
   torch::autograd::edge_list edges{x.requires_grad() ? torch::autograd::impl::gradient_edge(x)
                                                      : torch::autograd::Edge()};
   for (const auto& parameter : trained) edges.push_back(torch::autograd::impl::gradient_edge(parameter));
-  const auto node =
-      make_node<TiledRowsNode>(std::move(edges), body, x, std::move(trained), pieces, std::move(states));
+  const auto node = make_node<TiledRowsNode>(std::move(edges), body, x, std::move(trained), pieces, std::move(states));
   torch::autograd::impl::set_gradient_edge(out, {node, node->add_input_metadata(out)});
   return out;
 }
@@ -176,6 +176,12 @@ class MlpPart final : public PartSpec {
   double training_flops(int64_t /*sequence_length*/) const override { return megashard::training_flops(spec_); }
   std::vector<SharedSize> sizes_over_ranks() const override {
     return {{spec_.intermediate_size, "channels of an MLP"}};
+  }
+  std::vector<WeightGroup> weight_forms(const std::string& path, const WeightFiles& files) const override {
+    if (files.fused.gate_up.empty() || !spec_.gated) return {};
+    const int64_t rows = spec_.intermediate_size;
+    return {fused_forms(path, {{"gate_proj", rows}, {"up_proj", rows}}, files.fused.gate_up, spec_.hidden_size,
+                        spec_.bias)};
   }
   std::vector<std::string> paths_of(const std::string& megatron_part) const override {
     return megatron_part == "mlp" ? std::vector<std::string>{""} : std::vector<std::string>{};

@@ -15,7 +15,7 @@ namespace megashard {
 /// Input of a norm: hidden states, possibly sharded by sequence parallelism, or this rank's heads.
 enum class NormInput { kHidden, kHeads };
 
-/// RMSNorm, or LayerNorm with a bias, over the last dimension. Zero-centred (Gemma3RMSNorm, Megatron's
+/// RMSNorm or LayerNorm over the last dimension. Zero-centred (Gemma3RMSNorm, Megatron's
 /// --apply-layernorm-1p): multiplies by 1 + weight, in fp32 until the result.
 struct NormSpec {
   std::string class_name{};  ///< for wrap policies
@@ -25,6 +25,8 @@ struct NormSpec {
   bool zero_centered = false;
   bool in_fp32 = false;  ///< multiplies by the weight before it rounds to the input's dtype
   int64_t groups = 1;    ///< norms each of so many equal parts of the channels by itself; RMSNorm only
+  bool bias = true;      ///< gives a LayerNorm a bias
+  bool weight = true;    ///< false: norms without parameters (RMSNorm)
 };
 
 class Norm : public torch::nn::Module, public SelfInitializing {
@@ -40,10 +42,12 @@ class Norm : public torch::nn::Module, public SelfInitializing {
   void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return spec_.class_name; }
 
-  at::Tensor weight;  // [width]
-  at::Tensor bias;    // [width], LayerNorm only
+  at::Tensor weight;  // [width]; undefined: none
+  at::Tensor bias;    // [width]; undefined: none
 
  private:
+  /// The weight, or ones for x.
+  at::Tensor factor(const at::Tensor& x) const;
   /// Sums the parameter's gradient over ranks if they have different rows or heads.
   at::Tensor shared(const at::Tensor& parameter) const;
 

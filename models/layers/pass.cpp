@@ -226,4 +226,23 @@ std::shared_ptr<const Documents> Documents::of(const at::Tensor& lengths, int64_
   return documents;
 }
 
+at::Tensor chunked_lengths(const at::Tensor& lengths, int64_t rows, int64_t length, int64_t chunk) {
+  std::vector<int64_t> pieces;
+  const auto cut = [&](int64_t document) {
+    for (int64_t begin = 0; begin < document; begin += chunk) pieces.push_back(std::min(chunk, document - begin));
+  };
+  if (lengths.defined()) {
+    const auto dense = lengths.contiguous();
+    for (int64_t i = 0; i < dense.numel(); ++i) cut(dense.const_data_ptr<int64_t>()[i]);
+  } else {
+    for (int64_t row = 0; row < rows; ++row) cut(length);
+  }
+  return at::tensor(pieces, at::kLong);
+}
+
+at::Tensor query_factors(const QueryTemperature& temperature, const at::Tensor& positions) {
+  const auto turns = ((positions + temperature.offset).to(at::kFloat) / temperature.length).floor();
+  return (turns + 1).log() * temperature.beta + 1;
+}
+
 }  // namespace megashard

@@ -75,6 +75,13 @@ struct Documents {
                                              c10::Device device);
 };
 
+/// Batch::document_lengths of documents cut into pieces of at most `chunk` tokens. `lengths` may be undefined: each of
+/// the `rows` rows of `length` tokens is a document.
+at::Tensor chunked_lengths(const at::Tensor& lengths, int64_t rows, int64_t length, int64_t chunk);
+
+/// QueryTemperature at `positions` [...], in fp32.
+at::Tensor query_factors(const QueryTemperature& temperature, const at::Tensor& positions);
+
 /// Keys that a layer's queries see: up to their own, of their document, within the window.
 struct KeySpan {
   SequenceShard sequence{};                      // positions of the rows of [B, T]
@@ -87,11 +94,14 @@ struct Pass {
   c10::SmallVector<RotaryTables, 2> rotary{};  ///< of Network::rotaries, in their order
   at::Tensor token_mask{};                     ///< see Batch
   KeySpan span{};                              ///< without a window, which is a layer's own
+  std::shared_ptr<const Documents> chunks{};   ///< pieces of span's documents, for layers with chunks
+  at::Tensor query_factors{};                  ///< [T] or [B, T]: multiply a token's queries; undefined: do not
 
   template <class F>
   void visit_tensors(F&& f) {
     for (auto& tables : rotary) tables.visit_tensors(f);
     f(token_mask);
+    f(query_factors);
   }
 };
 

@@ -83,6 +83,10 @@ WeightGroup expert_forms(const std::string& path, const ExpertSizes& sizes, cons
     group.forms.push_back(builder.interleaved());
     return group;
   }
+  if (published.only && published.form == ExpertFiles::Form::kTransposed) {
+    group.forms.push_back(builder.transposed());
+    return group;
+  }
   group.forms = {builder.packed(), builder.transposed(), builder.separate()};
   const bool is_square = hidden == (gated ? 2 : 1) * intermediate || hidden == intermediate;
   const auto form =

@@ -38,12 +38,14 @@ struct TakeRows : torch::autograd::Function<TakeRows> {
 /// Order by expert of the rows of `experts` [N, K], one for each token and choice.
 struct RowOrder {
   at::Tensor token;   // [N * K], of each sorted row
+  at::Tensor choice;  // [N * K], of each sorted row: its place in experts.flatten()
   at::Tensor place;   // [N, K]: the sorted row
   at::Tensor counts;  // [experts] of rows, which lie side by side
 
   RowOrder(const at::Tensor& experts, int64_t num_experts) {
     const auto flat = experts.flatten();
     const auto [sorted, order] = at::sort(flat, /*stable=*/std::optional<bool>(true), /*dim=*/0);
+    choice = order;
     token = order.div(experts.size(1), "floor");
     place = at::empty_like(order);
     place.scatter_(0, order, at::arange(order.size(0), order.options()));
@@ -107,6 +109,7 @@ SparseMoeBlock::SparseMoeBlock(const MoeSpec& spec, const BuildContext& context)
     : class_name_(spec.class_name),
       num_experts_(spec.moe.num_experts),
       experts_per_token_(spec.moe.experts_per_token),
+      weighs_inputs_(spec.moe.weighs_inputs),
       placement_(context.experts),
       tensor_parallel_(context.tensor_parallel) {
   router_ = spec.router->build(spec.hidden_size, spec.moe);
@@ -137,7 +140,8 @@ LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pa
       router_->route(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor(), hidden.size(0));
   if (to_latent_) tokens = to_latent_->forward(tokens);
   const RowOrder order(routing.experts, num_experts_);
-  const auto rows = TakeRows::apply(tokens, order.token, order.place);
+  auto rows = TakeRows::apply(tokens, order.token, order.place);
+  if (weighs_inputs_) rows = rows * routing.weights.flatten().index_select(0, order.choice).unsqueeze(-1);
   at::Tensor sorted;
   if (placement_.ranks == 1) {
     sorted = run_experts(rows, c10::make_intrusive<RowGroups>(order.counts, rows.size(0)));
@@ -149,8 +153,8 @@ LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pa
     sorted = ExpertExchange::send_back(exchange, run_experts(own, exchange->own_rows()));
   }
   const auto results = sorted.index_select(0, order.place.flatten());
-  const auto weighted =
-      results.view({tokens.size(0), experts_per_token_, tokens.size(1)}) * routing.weights.unsqueeze(-1);
+  auto weighted = results.view({tokens.size(0), experts_per_token_, tokens.size(1)});
+  if (!weighs_inputs_) weighted = weighted * routing.weights.unsqueeze(-1);
   auto sums = weighted.sum(1).to(hidden.scalar_type());
   if (from_latent_) sums = from_latent_->forward(sums);
   auto mixed = tensor_parallel_->own_rows(sums.view(hidden.sizes()));

@@ -60,6 +60,7 @@ class SparseMoeBlock : public torch::nn::Module {
 
   std::string class_name_;
   int64_t num_experts_, experts_per_token_;
+  bool weighs_inputs_;
   ExpertPlacement placement_;
   TensorParallelRanksPtr tensor_parallel_;  // each rank has a shard of every expert
   ProcessGroupPtr ranks_;

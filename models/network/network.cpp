@@ -21,7 +21,8 @@ NormSpec norm_of(const DecoderConfig& config, int64_t width) {
           .kind = config.norm,
           .eps = config.norm_eps,
           .zero_centered = config.zero_centered_norm,
-          .in_fp32 = config.norm_in_fp32};
+          .in_fp32 = config.norm_in_fp32,
+          .bias = config.norm_bias};
 }
 
 MlpSpec mlp_of(const DecoderConfig& config, int64_t intermediate_size) {
@@ -71,6 +72,7 @@ PartSpecPtr latent_attention_of(const DecoderConfig& config, int64_t index) {
                            .out_bias = config.attention_out_bias,
                            .rotary = rotary_index(config, index),
                            .neighbours = config.rotary.interleaved,
+                           .query_factors = config.has_query_factors(index),
                            .dropout = config.attention_dropout,
                            .output_init_scale = config.output_init_scale};
   if (latent.norm_eps) {
@@ -103,7 +105,14 @@ PartSpecPtr attention_of(const DecoderConfig& config, int64_t index) {
                      .output_init_scale = config.output_init_scale};
   spec.output_gate = config.attention_gate;
   spec.norms_all_heads = config.qk_norm_of_all_heads;
-  if (config.qk_norm || spec.norms_all_heads) spec.head_norm = norm_of(config, config.head_dim);
+  if (config.qk_norm || spec.norms_all_heads) {
+    spec.head_norm = norm_of(config, config.head_dim);
+    spec.head_norm->weight = config.qk_norm_weight;
+  }
+  spec.norms_rotated = config.qk_norm_behind_rotation;
+  spec.chunk = config.is_chunked(index) ? config.attention_chunk : 0;
+  spec.softcap = config.attention_softcap;
+  spec.query_factors = config.has_query_factors(index);
   return attention_part(std::move(spec));
 }
 
@@ -140,6 +149,10 @@ LayerSpec decoder_layer(const DecoderConfig& config, int64_t index) {
   if (config.post_norms) {
     attention.before.reset();
     mlp.before.reset();
+  }
+  if (config.parallel_branches) {
+    mlp.before.reset();
+    mlp.parallel = true;
   }
   return {.class_name = config.names.layer,
           .branches = {std::move(attention), std::move(mlp)},

@@ -26,6 +26,7 @@ struct Branch {
   PartSpecPtr part;
   std::optional<NamedNorm> before{};
   std::optional<NamedNorm> after{};
+  bool parallel = false;  ///< takes the input of the branch before it
 };
 
 /// Residual branches, one after the other.
