@@ -5,11 +5,13 @@ import itertools
 import random
 
 import transformers
-from transformers import (DeepseekV2Config, DeepseekV3Config, Exaone4Config, Gemma3TextConfig, Glm4MoeConfig,
-                          GraniteConfig, KimiLinearConfig, Lfm2Config, Lfm2MoeConfig, LlamaConfig, MiniMaxM2Config,
-                          MistralConfig, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, Qwen2Config,
-                          Qwen2MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
-                          Qwen3NextConfig, SeedOssConfig, SmolLM3Config)
+from transformers import (Cohere2Config, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config,
+                          Gemma2Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GraniteConfig,
+                          HunYuanDenseV1Config, KimiLinearConfig, Lfm2Config, Lfm2MoeConfig, Llama4TextConfig,
+                          LlamaConfig, MiniMaxM2Config, Ministral3Config, Mistral4Config, MistralConfig, MixtralConfig,
+                          NemotronHConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen2MoeConfig,
+                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
+                          SeedOssConfig, SmolLM3Config, Starcoder2Config)
 
 VOCAB, LENGTH, POSITIONS, ORIGINAL = 96, 40, 24, 16  # sequences are longer than both
 SIZES = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -62,6 +64,21 @@ FAMILIES |= {
         num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, kv_lora_rank=20, qk_rope_head_dim=16,
         qk_nope_head_dim=12, v_head_dim=20, linear_num_heads=2, linear_head_dim=8),
 }
+FAMILIES |= {
+    "phi3": Phi3Config(**SIZES, pad_token_id=None),
+    "ministral3": Ministral3Config(**SIZES, head_dim=16, pad_token_id=None),
+    "mistral4": Mistral4Config(**SIZES | dict(num_key_value_heads=4), **LATENT | dict(n_group=1),
+                               pad_token_id=None),
+    "gemma2": Gemma2Config(**SIZES, head_dim=16, sliding_window=6, query_pre_attn_scalar=16),
+    "cohere2": Cohere2Config(**SIZES, sliding_window=6, layer_types=["sliding_attention", "full_attention"]),
+    "starcoder2": Starcoder2Config(**SIZES),
+    "ernie4_5": Ernie4_5Config(**SIZES, head_dim=16),
+    "hunyuan_v1_dense": HunYuanDenseV1Config(**SIZES, head_dim=16),
+    "glm4": Glm4Config(**SIZES, head_dim=32, pad_token_id=None),
+    "llama4_text": Llama4TextConfig(**SIZES, head_dim=16, num_local_experts=4, intermediate_size_mlp=40,
+                                    attention_chunk_size=6, floor_scale=4, no_rope_layers=[1, 0], moe_layers=[1]),
+}
+GROWING = {"ministral3", "mistral4"}  # queries need two further keys among the positions
 BY_LAYER = {"gemma3_text", "olmo3"}  # rope_parameters has an object for each type of layers
 ABSENT = "absent"  # removes the key
 GENERAL = {field.name for field in dataclasses.fields(transformers.PretrainedConfig)} - {
@@ -73,6 +90,8 @@ UNREAD = {  # by transformers' class
                    "residual_in_fp32", "hidden_dropout", "time_step_limit", "attention_bias", "output_router_logits",
                    "n_shared_experts"},
     "kimi_linear": {"output_router_logits"},
+    "phi3": {"embd_pdrop"},
+    "hunyuan_v1_dense": {"eod_token_id"},
 }
 UNROTATED = {"nemotron_h", "kimi_linear"}  # attention without positions
 FULL, SLIDES = "full_attention", "sliding_attention"
@@ -121,7 +140,7 @@ ODD = {  # beside what odd_values() makes of a key's value
     "num_nextn_predict_layers": [1], "n_shared_experts": [1], "attention_out_bias": [True],
     "use_parallel_residual": [True], "rope_local_base_freq": [100, 10000.0, None],
     "rope_scaling": [{}, None, [], "yarn"],
-    "model_type": ["phi3", "Llama", "", None, 3, "qwen3_next"], "text_config": [{"hidden_size": 64}],
+    "model_type": ["phi_3", "Llama", "", None, 3, "qwen3_next"], "text_config": [{"hidden_size": 64}],
     "head_dim": [8, 16, 4, 7], "no_rope_layers": [[1, 0]], "per_layer_config": [{}], "attention_chunk_size": [8],
 }
 
@@ -158,6 +177,11 @@ def nested(rope):
     return rope if rope in (ABSENT, None) else {FULL: rope, SLIDES: {"rope_type": "default", "rope_theta": 100.0}}
 
 
+def growing(rope):
+    keys = {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": ORIGINAL}
+    return keys | rope if isinstance(rope, dict) else rope
+
+
 def renamed(rope):
     """With transformers' earlier name of rope_type."""
     return {"type" if key == "rope_type" else key: value for key, value in rope.items()}
@@ -165,7 +189,7 @@ def renamed(rope):
 
 def ropes(family):
     """Positions in one place, and in several places that agree or disagree."""
-    shape = nested if family in BY_LAYER else (lambda rope: rope)
+    shape = nested if family in BY_LAYER else growing if family in GROWING else (lambda rope: rope)
     for rope in ROPES.values():
         yield {"rope_parameters": shape(rope | {"rope_theta": 500.0})}
         yield {"rope_parameters": ABSENT, "rope_scaling": rope, "rope_theta": 500.0}

@@ -5,10 +5,10 @@ documents against each document alone; the converters both ways, bit for bit."""
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from megashard import convert
-from transformers_twin import by_transformers, check, model_logits, with_halves
+from transformers_twin import by_transformers, check, gradients_of, make_model, model_logits
 
 VOCAB, LENGTH = 211, 17  # windows are shorter, original positions fewer
 DOCUMENTS = (6, 1, 10)
@@ -26,6 +26,9 @@ SPARSE_CONV = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=2
 MAMBA = dict(mamba_num_heads=6, mamba_head_dim=10, n_groups=2, ssm_state_size=7)
 LATENT_EXPERTS = dict(n_routed_experts=12, num_experts_per_tok=3, moe_intermediate_size=20,
                       moe_shared_expert_intermediate_size=28)
+LONGROPE = dict(rope_type="longrope", rope_theta=500.0, short_factor=[1.0 + 0.2 * i for i in range(6)],
+                long_factor=[1.5 + 0.6 * i for i in range(6)])
+GROWS = dict(llama_4_scaling_beta=0.3, original_max_position_embeddings=5, rope_theta=500.0)
 LATENT = dict(kv_lora_rank=20, q_lora_rank=28, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10)
 SHARED_BY_KIMI = dict(linear_num_heads=4, linear_head_dim=8, num_experts=6, num_experts_per_tok=2,
                       moe_intermediate_size=20)
@@ -174,6 +177,70 @@ CASES = {
             num_key_value_heads=9, linear_num_heads=3, linear_head_dim=10, num_experts=5, num_experts_per_tok=5,
             pad_token_id=7, hidden_act="gelu",
             layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"])],
+    "phi3": [
+        SIZES | dict(num_key_value_heads=2),
+        LARGER | dict(hidden_size=64, num_key_value_heads=2, sliding_window=5, original_max_position_embeddings=12,
+                      rope_parameters=LONGROPE | dict(partial_rotary_factor=0.75,
+                                                      original_max_position_embeddings=12)),
+        ODD | dict(hidden_size=144, num_key_value_heads=3, tie_word_embeddings=True, pad_token_id=7,
+                   original_max_position_embeddings=64, rope_parameters=LONGROPE | dict(
+                       partial_rotary_factor=0.75, attention_factor=1.3, original_max_position_embeddings=64))],
+    "ministral3": [
+        SIZES | dict(num_key_value_heads=2, head_dim=16),
+        LARGER | dict(num_key_value_heads=4, head_dim=10, sliding_window=5, rope_parameters=YARN | GROWS),
+        ODD | dict(num_key_value_heads=3, head_dim=8, tie_word_embeddings=True, pad_token_id=7,
+                   rope_parameters=GROWS | dict(rope_type="default"))],
+    "mistral4": [
+        SIZES | GROUPED | LATENT | dict(num_key_value_heads=6, n_group=4, topk_group=2),
+        LARGER | GROUPED | LATENT | dict(
+            num_key_value_heads=4, q_lora_rank=None, v_head_dim=16, rope_interleave=False, attention_bias=True,
+            n_shared_experts=2, norm_topk_prob=False, rope_parameters=YARN | GROWS),
+        ODD | GROUPED | LATENT | dict(
+            num_key_value_heads=9, v_head_dim=20, n_group=3, topk_group=2, first_k_dense_replace=0,
+            routed_scaling_factor=1.7, rope_parameters=YARN | GROWS | dict(mscale=1.2, mscale_all_dim=0.7))],
+    "gemma2": [
+        SIZES | dict(num_key_value_heads=2, head_dim=16, sliding_window=4, attn_logit_softcapping=0.3),
+        LARGER | dict(num_key_value_heads=4, head_dim=10, sliding_window=6, attention_bias=True,
+                      final_logit_softcapping=0.5, attn_logit_softcapping=None, tie_word_embeddings=False),
+        ODD | dict(num_key_value_heads=3, head_dim=8, sliding_window=5, query_pre_attn_scalar=5,
+                   attn_logit_softcapping=0.4, final_logit_softcapping=None, rope_parameters=LINEAR,
+                   layer_types=["full_attention", "full_attention", "sliding_attention", "full_attention"])],
+    "cohere2": [
+        SIZES | dict(num_key_value_heads=2, sliding_window=4),
+        LARGER | dict(hidden_size=64, num_key_value_heads=4, sliding_window=6, attention_bias=True, logit_scale=0.5,
+                      tie_word_embeddings=False, rope_parameters=LINEAR),
+        ODD | dict(num_key_value_heads=3, sliding_window=5, pad_token_id=7, layer_norm_eps=0.1,
+                   layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"])],
+    "starcoder2": [
+        SIZES | dict(num_key_value_heads=2),
+        LARGER | dict(num_key_value_heads=4, use_bias=False, sliding_window=5, tie_word_embeddings=False,
+                      norm_epsilon=0.1),
+        ODD | dict(num_key_value_heads=3, hidden_act="relu", pad_token_id=7, rope_parameters=LINEAR)],
+    "ernie4_5": [
+        SIZES | dict(num_key_value_heads=2),
+        LARGER | dict(num_key_value_heads=4, head_dim=10, use_bias=True, tie_word_embeddings=False),
+        ODD | dict(num_key_value_heads=3, head_dim=8, pad_token_id=7, rope_parameters=YARN)],
+    "hunyuan_v1_dense": [
+        SIZES | dict(num_key_value_heads=2, head_dim=16),
+        LARGER | dict(num_key_value_heads=4, head_dim=10, attention_bias=True,
+                      rope_parameters=dict(rope_type="dynamic", alpha=50.0, factor=1.0, rope_theta=500.0)),
+        ODD | dict(num_key_value_heads=3, head_dim=8, tie_word_embeddings=True, pad_token_id=7)],
+    "glm4": [
+        SIZES | dict(num_key_value_heads=2, head_dim=16),
+        LARGER | dict(num_key_value_heads=4, head_dim=10, attention_bias=False,
+                      rope_parameters=dict(rope_type="default", rope_theta=900.0, partial_rotary_factor=1.0)),
+        ODD | dict(num_key_value_heads=3, head_dim=8, tie_word_embeddings=True, pad_token_id=7)],
+    "llama4_text": [
+        SIZES | EXPERTS | dict(num_key_value_heads=2, head_dim=16, num_experts_per_tok=1, intermediate_size_mlp=60,
+                               attention_chunk_size=5, no_rope_layer_interval=2, floor_scale=4, attn_scale=0.5),
+        LARGER | EXPERTS | dict(
+            hidden_size=104, num_key_value_heads=4, head_dim=10, intermediate_size_mlp=60, attention_chunk_size=7,
+            interleave_moe_layer_step=2, use_qk_norm=False, attention_bias=True, output_router_logits=True,
+            rope_parameters=dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                 original_max_position_embeddings=12, rope_theta=500.0)),
+        ODD | EXPERTS | dict(num_key_value_heads=3, head_dim=8, num_experts_per_tok=3, intermediate_size_mlp=60,
+                             attention_chunk_size=4, moe_layers=[0, 3], no_rope_layers=[0, 1, 1, 0],
+                             attn_temperature_tuning=False, pad_token_id=7, tie_word_embeddings=True)],
 }
 # Names in the model and in transformers', where they differ.
 CONVOLUTIONAL = {"feed_forward.gate_proj": "feed_forward.w1", "feed_forward.up_proj": "feed_forward.w3",
@@ -183,7 +250,10 @@ CONVOLUTIONAL = {"feed_forward.gate_proj": "feed_forward.w1", "feed_forward.up_p
 FORGET_GATE = {f"self_attn.{name}": f"self_attn.forget_gate.{name}"
                for name in ("f_a_proj", "f_b_proj", "dt_bias", "A_log")}
 RENAMED = {"nemotron_h": {"model.embed_tokens": "model.embeddings", "model.norm": "model.norm_f"},
-           "kimi_linear": FORGET_GATE, "lfm2": CONVOLUTIONAL, "lfm2_moe": CONVOLUTIONAL}
+           "kimi_linear": FORGET_GATE, "lfm2": CONVOLUTIONAL, "lfm2_moe": CONVOLUTIONAL,
+           "starcoder2": {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
+           "hunyuan_v1_dense": {"self_attn.q_norm": "self_attn.query_layernorm",
+                                "self_attn.k_norm": "self_attn.key_layernorm"}}
 # Layers of multi-token prediction in the files.
 PREDICTING = {"deepseek_v3-0": "model.layers.3.eh_proj.weight", "glm4_moe-0": "model.layers.3.enorm.weight",
               "qwen3_next-0": "mtp.fc.weight", "qwen3_5_text-1": "mtp.layers.0.mlp.up_proj.weight"}
@@ -204,8 +274,8 @@ PACKED = [name for name in NAMES if not options(name).get("output_router_logits"
 def write_case(folder, name, seed):
     """Writes the model of a case with random values, and its input. Returns the model and the input."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name.split("-")[0], **options(name)),
-                                             attn_implementation="eager", experts_implementation="eager")
+    model = make_model(AutoConfig.for_model(name.split("-")[0], **options(name)), attn_implementation="eager",
+                       experts_implementation="eager")
     corrections = [values for key, values in model.named_buffers()
                    if key.endswith(("e_score_correction_bias", "expert_bias"))]
     with torch.no_grad():
@@ -230,8 +300,7 @@ def documents_alone(model, tokens, labels):
     loss = torch.cat(losses)[None]
     loss.mean().backward()
     return {"logits": torch.cat(logits, 1).detach(), "loss": loss.detach()} | {
-        f"grad.{key}": gradient for key, gradient in with_halves(
-            (key, parameter.grad) for key, parameter in model.named_parameters(remove_duplicate=False))}
+        f"grad.{key}": gradient for key, gradient in gradients_of(model)}
 
 
 def write_packed(folder, case, tokens, labels):

@@ -8,8 +8,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import (AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM,
-                          MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
-                          Qwen3MoeForCausalLM)
+                          MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 import megashard
 from megashard import INTEROP, LAYERS, TRACKER, USAGE, by_expert, convert, losses, mock_samples, run
@@ -167,6 +167,37 @@ def test_experts_by_themselves_and_stacked(tmp_path):
         again = read_weights(target)
         assert sorted(again) == sorted(by_expert(ours))
         assert all(torch.equal(again[name], value) for name, value in by_expert(ours).items())
+
+
+FUSED = {"self_attn.qkv_proj.weight": [f"self_attn.{name}_proj.weight" for name in "qkv"],
+         "mlp.gate_up_proj.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"]}
+
+
+@pytest.mark.parametrize("flags", [[], ["--tensor-model-parallel-size", 2]], ids=["sharded", "cut"])
+def test_layers_that_files_have_as_one(tmp_path, flags):
+    """Two ranks read and write Phi-3's fused layers, and read the layers by themselves."""
+    source, apart, written, save = (tmp_path / name for name in ("source", "apart", "written", "save"))
+    torch.manual_seed(0)
+    Phi3ForCausalLM(Phi3Config(**SMALL | dict(vocab_size=132), pad_token_id=None)).save_pretrained(source)
+    first, _ = pretrain(tmp_path, "--hf-model", source, "--train-iters", 2, "--save", save, "--save-hf", written,
+                        *flags)
+    ours, step = load_file(written / "model.safetensors"), step_weights(save)
+    fused = {f"model.layers.{i}.{name}": [f"model.layers.{i}.{part}" for part in parts]
+             for i in range(3) for name, parts in FUSED.items()}
+    for name, parts in fused.items():
+        assert torch.equal(ours.pop(name), torch.cat([step.pop(part) for part in parts])), name
+    assert sorted(ours) == sorted(step) and all(torch.equal(ours[name], value) for name, value in step.items())
+    assert check_logits(written, torch.float32) == "Phi3ForCausalLM"
+    weights = load_file(source / "model.safetensors")
+    for name, parts in fused.items():
+        whole = weights.pop(name)
+        rows = [48, 16, 16] if len(parts) == 3 else [80, 80]
+        weights |= {part: piece.clone() for part, piece in zip(parts, whole.split(rows))}
+    apart.mkdir()
+    (apart / "config.json").write_text((source / "config.json").read_text())
+    save_file(weights, apart / "model.safetensors")
+    again, _ = pretrain(tmp_path, "--hf-model", apart, "--train-iters", 2, *flags)
+    assert again == first
 
 
 @pytest.mark.parametrize("name, flags", [

@@ -1,13 +1,47 @@
 """A model's results by transformers, and the comparison with those of model_logits.cpp."""
 
 import torch
+from transformers import AutoModelForCausalLM, Mistral4ForCausalLM
 
 from megashard import INTEROP, run
 
 
-def with_halves(gradients):
+def model_class(model_type):
+    """AutoModelForCausalLM does not know all classes of this kind."""
+    return {"mistral4": Mistral4ForCausalLM}.get(model_type, AutoModelForCausalLM)
+
+
+def make_model(config, **options):
+    """With random weights."""
+    kind = model_class(config.model_type)
+    return (kind.from_config if kind is AutoModelForCausalLM else kind._from_config)(config, **options)
+
+
+def separate(name, gradient, model):
+    """As ours: layers that transformers has as one, with the rows of one after those of the other."""
+    config = model.config.get_text_config()
+    if ".self_attn.qkv_proj." in name:
+        keys = config.num_key_value_heads * gradient.size(0) // (config.num_attention_heads
+                                                                 + 2 * config.num_key_value_heads)
+        pieces = zip(("q_proj", "k_proj", "v_proj"), gradient.split((gradient.size(0) - 2 * keys, keys, keys)))
+        return [(name.replace("qkv_proj", layer), piece) for layer, piece in pieces]
+    if ".mlp.gate_up_proj." in name:
+        pieces = zip(("gate_proj", "up_proj"), gradient.chunk(2))
+        return [(name.replace("gate_up_proj", layer), piece) for layer, piece in pieces]
+    return [(name, gradient)]
+
+
+def gradients_of(model):
+    """By our names."""
+    pairs = [pair for key, parameter in model.named_parameters(remove_duplicate=False)
+             for pair in separate(key, parameter.grad, model)]
+    return with_halves(pairs, transposed=model.config.model_type == "llama4_text")
+
+
+def with_halves(gradients, transposed):
     """As ours: gate and up of experts [E, 2 I, C] are two matrices [E, 2, I, C]. GPT-OSS has [E, C, 2 I] with their
-    channels in turn, and biases. Kimi Linear's convolution of queries, keys and values is three."""
+    channels in turn, and biases; `transposed`: [E, C, 2 I] as Llama 4. Kimi Linear's convolution of queries, keys and
+    values is three."""
     gradients = dict(gradients)
     for name, gradient in gradients.items():
         if name.endswith("self_attn.conv1d.weight"):
@@ -15,7 +49,9 @@ def with_halves(gradients):
                 yield name.replace("conv1d", f"{which}_conv1d"), part
             continue
         in_turn = name.removesuffix("_bias") + "_bias" in gradients
-        if name.endswith("experts.gate_up_proj"):
+        if transposed and ".experts." in name:
+            gradient = gradient.mT.unflatten(1, (2, -1)) if "gate_up" in name else gradient.mT
+        elif name.endswith("experts.gate_up_proj"):
             gradient = gradient.unflatten(2, (-1, 2)).permute(0, 3, 2, 1) if in_turn else gradient.unflatten(1, (2, -1))
         elif name.endswith("experts.gate_up_proj_bias"):
             gradient = gradient.unflatten(1, (-1, 2)).mT
@@ -32,8 +68,7 @@ def by_transformers(model, tokens, labels, mask, **inputs):
     loss = loss.view_as(labels) * mask
     loss.mean().backward()
     return {"logits": out.logits.detach() * mask[..., None], "loss": loss.detach()} | {
-        f"grad.{key}": gradient for key, gradient in with_halves(
-            (key, parameter.grad) for key, parameter in model.named_parameters(remove_duplicate=False))}
+        f"grad.{key}": gradient for key, gradient in gradients_of(model)}
 
 
 def check(ours, wanted, bar=1e-5, rough=None):

@@ -117,7 +117,7 @@ TEST(HfConfig, WhatIsNotComputedIsRefused) {
   const auto refused = [](const char* type, const char* fields, const char* message) {
     EXPECT_THAT([&] { HfFolder(type, fields).config(); }, ThrowsMessage<c10::Error>(HasSubstr(message)));
   };
-  refused("mamba", "", "model_type mamba is not supported; known are: deepseek_v2, deepseek_v3, exaone4, gemma3_text");
+  refused("mamba", "", "model_type mamba is not supported; known are: cohere2, deepseek_v2, deepseek_v3, ernie4_5");
   refused("llama", R"(, "rope_scaling": {"rope_type": "su", "factor": 2})", "rope_type su is not supported");
   refused("llama", R"(, "hidden_act": "mish")", "hidden_act mish is not supported");
   refused("llama", R"(, "head_dim": "four")", "head_dim has an unexpected type");

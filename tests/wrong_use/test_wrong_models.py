@@ -33,7 +33,7 @@ ANOTHER = {  # a directory's files, and a part of the message; False: config.jso
     "a config that is no JSON": ({"config.json": "{bad"}, "config.json is no JSON, or was cut short"),
     "a config that is a list": ({"config.json": "[]"}, "config.json is not a JSON object"),
     "an unknown architecture": ({"config.json": {"model_type": "mamba"}},
-                                "model_type mamba is not supported; known are: deepseek_v2, deepseek_v3, exaone4"),
+                                "model_type mamba is not supported; known are: cohere2, deepseek_v2, deepseek_v3"),
     "a config of no model": ({"config.json": {"model_type": None}}, "config.json: model_type is missing"),
     "a config without a size": ({"config.json": {"hidden_size": None}},
                                 "hidden_size is missing; take the file that was published with"),

@@ -7,6 +7,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/tanh.h>
 #include <gmock/gmock.h>
 
 #include "tests/models/kernels/against_fp64.h"
@@ -61,6 +62,28 @@ TEST(CrossEntropy, OfAHeadInPartsOfTheTokens) {
         },
         [&](const Tensors& in) { return plain_losses(in[0].matmul(in[1].t()), labels); });
   }
+}
+
+TEST(CrossEntropy, OfAHeadWithCappedLogits) {
+  const auto labels = some_labels();
+  const auto plain = [&](const Tensors& in) {
+    return plain_losses(at::tanh(in[0].matmul(in[1].t()) / 2.5) * 2.5, labels);
+  };
+  for (const int64_t rows : {5, 21}) {
+    expect_same(
+        {at::randn({3, 7, 16}), at::randn({101, 16})},
+        [&](const Tensors& in) {
+          return linear_cross_entropy(in[0], in[1], labels, nullptr, {}, rows * 101, /*softcap=*/2.5).of_tokens;
+        },
+        plain);
+  }
+  const auto weights = at::randn({3, 7});
+  const auto x = at::randn({3, 7, 16}).requires_grad_(), w = at::randn({101, 16}).requires_grad_();
+  const auto wanted = torch::autograd::grad({(plain({x, w}) * weights).sum()}, {x, w});
+  const auto got = linear_cross_entropy(x, w, labels, nullptr, weights, 5 * 101, /*softcap=*/2.5);
+  const auto grads = torch::autograd::grad({got.weighted}, {x, w});
+  EXPECT_TRUE(at::allclose(grads[0], wanted[0], 1e-5, 1e-5));
+  EXPECT_TRUE(at::allclose(grads[1], wanted[1], 1e-5, 1e-5));
 }
 
 TEST(CrossEntropy, OfAHeadInPartsAndPiecesOfTheVocabulary) {

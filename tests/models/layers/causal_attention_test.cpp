@@ -27,6 +27,7 @@ struct Case {
   int64_t heads = 4, kv_heads = 4, width = 8;
   at::ScalarType dtype = at::kFloat;
   std::optional<double> scale{};
+  double softcap = 0;
 };
 
 at::Tensor lengths_of(const std::vector<int64_t>& lengths) {
@@ -62,7 +63,7 @@ void expect_formula(const Case& c) {
   const Heads exact{wide(given.q), wide(given.k), wide(given.v)};
   const auto in_one_row = [](const at::Tensor& x) { return x.flatten(0, 1).unsqueeze(0); };
   const Heads as_one{in_one_row(exact.q), in_one_row(exact.k), in_one_row(exact.v)};
-  const at::Tensor expected = attention_by_formula(as_one, seen_by(c), c.scale).view(exact.q.sizes());
+  const at::Tensor expected = attention_by_formula(as_one, seen_by(c), c.scale, c.softcap).view(exact.q.sizes());
   (expected * weight.to(at::kDouble)).sum().backward();
 
   const auto device = testing::device_of_tests();
@@ -71,7 +72,7 @@ void expect_formula(const Case& c) {
   KeySpan span{
       .documents = Documents::of(lengths_of(c.documents), c.rows, c.length, /*in_ring=*/false, mine.q.device()),
       .window = c.window};
-  const at::Tensor out = causal_attention(mine.q, mine.k, mine.v, span, {.scale = c.scale});
+  const at::Tensor out = causal_attention(mine.q, mine.k, mine.v, span, {.scale = c.scale, .softcap = c.softcap});
   EXPECT_EQ(out.scalar_type(), c.dtype);
   (out * weight.to(device)).sum().backward();
   // The kernels' exponentials are accurate to 1e-6, and gradients add a few of them; bf16 rounds by 2^-9.
@@ -114,10 +115,28 @@ TEST(CausalAttention, HeadsOfEveryWidth) {  // the CPU's kernel processes 64, 32
   }
 }
 
+TEST(CausalAttention, ScoresAreCapped) {  // at most 256 queries at a time
+  expect_formula({.documents = {}, .rows = 2, .kv_heads = 2, .softcap = 0.7});
+  expect_formula({.documents = {5, 19, 24, 1, 22, 1}, .rows = 3, .kv_heads = 1, .scale = 0.5, .softcap = 0.3});
+  expect_formula({.documents = {5, 19, 24}, .window = 4, .rows = 2, .softcap = 50});
+  expect_formula({.window = 300, .length = 600, .heads = 2, .kv_heads = 1, .softcap = 0.5});
+  expect_formula({.documents = {5, 19, 24}, .rows = 2, .kv_heads = 2, .dtype = at::kBFloat16, .softcap = 0.5});
+}
+
 TEST(CausalAttention, InBf16) {  // a GPU needs one call for all documents
   expect_formula({.documents = {5, 19, 24}, .rows = 2, .kv_heads = 2, .dtype = at::kBFloat16});
   expect_formula({.documents = {5, 19, 24}, .window = 4, .rows = 2, .width = 6, .dtype = at::kBFloat16});
   expect_formula({.window = 7, .rows = 2, .dtype = at::kBFloat16, .scale = 0.5});
+}
+
+TEST(Documents, AreCutIntoChunks) {
+  const auto cut = [](const std::vector<int64_t>& lengths, int64_t chunk) {
+    const auto pieces = chunked_lengths(lengths_of(lengths), 2, 6, chunk);
+    return std::vector<int64_t>(pieces.const_data_ptr<int64_t>(), pieces.const_data_ptr<int64_t>() + pieces.numel());
+  };
+  EXPECT_EQ(cut({}, 4), (std::vector<int64_t>{4, 2, 4, 2}));
+  EXPECT_EQ(cut({1, 5, 6}, 3), (std::vector<int64_t>{1, 3, 2, 3, 3}));
+  EXPECT_EQ(cut({2, 4, 6}, 6), (std::vector<int64_t>{2, 4, 6}));
 }
 
 TEST(Documents, EndWithTheirRows) {
