@@ -38,9 +38,10 @@ void check_router(const Arguments& arguments, Mistakes& rules) {
                      "--moe-router-num-groups and --moe-router-group-topk need each other; give both.") ||
       !groups || *groups <= 0 || *of_token <= 0)
     return;
-  rules.require(experts % *groups == 0, "--num-experts " + to_string(experts) +
-                                            " is not divisible by --moe-router-num-groups " + to_string(*groups) +
-                                            "; change one of them.");
+  const bool divides = rules.require(experts % *groups == 0, "--num-experts " + to_string(experts) +
+                                                                 " is not divisible by --moe-router-num-groups " +
+                                                                 to_string(*groups) + "; change one of them.");
+  if (!divides) return;
   rules.require(*of_token <= *groups && chosen % *of_token == 0 && chosen / *of_token <= experts / *groups,
                 "--moe-router-topk " + to_string(chosen) + " experts of --moe-router-group-topk " +
                     to_string(*of_token) + " groups must be as many from each group, which has " +

