@@ -220,7 +220,8 @@ def train(case):
     memory = LiveMemory(case["count_memory"]) if case.get("count_memory") else None
     sees = "conversations" in case
     family = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    model = family.from_pretrained(case["model"], dtype=torch.float32, attn_implementation="sdpa")
+    attention = "eager" if "gemma2" in case["model"] else "sdpa"  # which has no soft caps
+    model = family.from_pretrained(case["model"], dtype=torch.float32, attn_implementation=attention)
     model.train()
     if "fp8" in case:
         use_float8(model, **case["fp8"])

@@ -16,7 +16,8 @@ from tiny_vision import AGAIN, ASKED, asked, make_processors, make_vision_model,
 
 STEPS, ROWS, LENGTH, VOCABULARY = 10, 4, 24, 102
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3", "deepseek_v3", "qwen3_next", "minimax_m2",
-            "qwen2_moe", "olmo3", "lfm2", "nemotron_h", "kimi_linear", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+            "qwen2_moe", "olmo3", "lfm2", "nemotron_h", "kimi_linear", "gemma2", "llama4_text", "qwen2_5_vl",
+            "qwen3_vl", "qwen3_vl_moe")
 # As many as ROWS, so that a step has all of them: two pictures, none, one and a long answer, a long question and one.
 LONG = "the cat sat on the mat the mat sat on the cat the cat sat"
 CONVERSATIONS = [[ASKED, said("sat on the mat"), AGAIN, said(LONG)], [asked("on the mat"), said(LONG)],
@@ -60,6 +61,7 @@ ROUNDED_OTHERWISE = {("qwen3_next", "float16"), ("minimax_m2", "float16")}
 
 
 STATEFUL = ("qwen3_next", "lfm2", "nemotron_h", "kimi_linear")  # whole sequences on a rank
+NO_RING = (*STATEFUL, "gemma2")
 UNCUT = (*STATEFUL, "minimax_m2", "olmo3")  # by tensor parallelism
 LATENT = dict(num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=10, qk_rope_head_dim=8, qk_nope_head_dim=6,
               v_head_dim=10)
@@ -70,6 +72,8 @@ EXPERTS = {  # options of their families, beside those of the others
     "deepseek_v3": LATENT | dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_group=4,
                                  topk_group=2, first_k_dense_replace=1),
     "minimax_m2": dict(num_local_experts=4, num_experts_per_tok=2),
+    "llama4_text": dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=24, intermediate_size_mlp=48,
+                        attention_chunk_size=7, no_rope_layers=[1, 0], floor_scale=5, attn_scale=0.5),
     "qwen3_next": SPARSE | dict(
         layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
         linear_key_head_dim=6, linear_value_head_dim=4,
@@ -93,7 +97,7 @@ def sees(family):
 def has(family, strategy):
     """The attention of what sees shares heads alone, and its layers are whole."""
     of_text_alone, of_experts = {"ring", "tensor_ranks"} & strategy.keys(), "expert_ranks" in strategy
-    if family in UNCUT and "tensor_ranks" in strategy or family in STATEFUL and "ring" in strategy:
+    if family in UNCUT and "tensor_ranks" in strategy or family in NO_RING and "ring" in strategy:
         return False
     return not (of_text_alone and sees(family)) and (not of_experts or family.endswith("_moe") or family in EXPERTS)
 
@@ -116,12 +120,14 @@ def make_model(family, folder):
                  num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
                  initializer_range=0.1, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
     sizes |= OPTIONS.get(family, {})
-    if family in ("mistral", "gemma3", "olmo3"):  # of LENGTH tokens
+    if family in ("mistral", "gemma2", "gemma3", "olmo3"):  # of LENGTH tokens
         sizes |= dict(sliding_window=7)
-    if family in ("gemma3", "olmo3"):
+    if family in ("gemma2", "gemma3", "olmo3"):
         sizes |= dict(layer_types=["sliding_attention", "full_attention"])
-    if family == "gemma3":
+    if family in ("gemma2", "gemma3"):
         sizes |= dict(query_pre_attn_scalar=6)
+    if family == "gemma2":
+        sizes |= dict(attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
     config = transformers.AutoConfig.for_model("gemma3_text" if family == "gemma3" else family, **sizes)
     torch.manual_seed(len(family))
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
