@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
@@ -17,7 +18,9 @@ std::shared_ptr<Router> balancing_router(double rate, double balance_coef = 0) {
   const auto spec =
       top_k_router("", {.score = RouterConfig::Score::kSigmoid, .corrects_choice = true, .bias_update_rate = rate});
   MoeConfig config{.num_experts = kExperts, .experts_per_token = 1, .balance_coef = balance_coef};
-  return spec->build(kHidden, config);
+  auto router = spec->build(kHidden, config);
+  router->module()->to(at::empty({0}).device());
+  return router;
 }
 
 at::Tensor correction_of(Router& router) { return router.module()->named_buffers()["e_score_correction_bias"]; }
