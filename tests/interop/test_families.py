@@ -258,7 +258,8 @@ RENAMED = {"nemotron_h": {"model.embed_tokens": "model.embeddings", "model.norm"
 PREDICTING = {"deepseek_v3-0": "model.layers.3.eh_proj.weight", "glm4_moe-0": "model.layers.3.enorm.weight",
               "qwen3_next-0": "mtp.fc.weight", "qwen3_5_text-1": "mtp.layers.0.mlp.up_proj.weight"}
 # Roundings of the delta rule, transformers' own as large; those of norms behind a branch, 2.9e-6 with AVX-512.
-BARS = {"olmo2": 4e-6, "olmo3": 4e-6, "exaone4": 4e-6, "kimi_linear": 1e-5, "qwen3_next": 1e-5, "qwen3_5_text": 1e-5, "qwen3_5_moe_text": 1e-5}
+BARS = {"olmo2": 4e-6, "olmo3": 4e-6, "exaone4": 4e-6, "kimi_linear": 1e-5, "qwen3_next": 1e-5, "qwen3_5_text": 1e-5,
+        "qwen3_5_moe_text": 1e-5}
 NAMES = [f"{family}-{shape}" for family, shapes in CASES.items() for shape in range(len(shapes))]
 
 
