@@ -44,6 +44,7 @@ const std::vector<Subcommand>& subcommands() {
       {"convert", "converts checkpoints and Hugging Face directories", run_convert},
       {"infer", "log-probabilities and continuations of a data set", run_infer},
       {"inspect", "shows, checks and compares checkpoints", run_inspect},
+      {"models", "the families of models, and how each can be trained", run_models},
       {"plan", "whether a training fits, and how fast it will be", run_plan},
       {"pretrain", "trains a model", [](int argc, char** argv) { return run_pretrain(argc, argv, run_dry_run); }},
       {"report", "an HTML page about runs: curves, memory, timeline, checkpoints", run_report},

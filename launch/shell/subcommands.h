@@ -12,6 +12,8 @@ int run_infer(int argc, char** argv);
 /// `megashard inspect PATH`, or `--diff A B`: shows, verifies or compares checkpoints of any format. Returns 1 for
 /// damage or differences.
 int run_inspect(int argc, char** argv);
+/// `megashard models`: the families of models, and what each can do.
+int run_models(int argc, char** argv);
 /// `megashard plan`: predicts from a few steps on a device without memory whether a training fits and how fast it is.
 int run_plan(int argc, char** argv);
 /// `megashard report RUN...`: an HTML page about runs from their files.

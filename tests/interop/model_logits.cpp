@@ -1,7 +1,7 @@
 // For each DIR of the command line: builds the model of DIR/config.json (or of the flags in DIR/flags.json, a list of
 // lists), loads DIR/*.safetensors and runs DIR/input.bin (safetensors: tokens, labels [B, T] int64, optional
 // position_ids, token_mask and document_lengths). Writes DIR/output.bin (safetensors): logits, loss [B, T] (zero at
-// masked tokens), and grad.NAME of the mean loss for every parameter. With --each as the first argument, errors go to
+// masked tokens), and grad.NAME of the mean loss for every parameter; and DIR/flops.txt: of a token. With --each as the first argument, errors go to
 // DIR/error.txt and diagnostics to DIR/told.txt.
 #include <ATen/core/grad_mode.h>
 
@@ -85,6 +85,7 @@ void run(const std::string& dir, const megashard::DiagnosticSink& sink) {
       outputs.emplace_back("grad." + item.key(), item.value().grad());
   }
   write(dir + "/output.bin", outputs);
+  std::ofstream(dir + "/flops.txt") << model->training_flops(/*sequences=*/1, /*sequence_length=*/1);
 }
 
 }  // namespace

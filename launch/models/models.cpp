@@ -1,0 +1,96 @@
+#include <c10/util/StringUtil.h>
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hugging_face/hf_config.h"
+#include "launch/checkpoints/flag_mistakes.h"
+#include "launch/output/help_format.h"
+#include "launch/output/text_table.h"
+#include "launch/shell/subcommands.h"
+#include "models/families/model_family.h"
+
+namespace megashard {
+namespace {
+
+/// A model that every family can describe: the sizes that config.json must have.
+HfConfig small_model(const ModelFamily& family) {
+  constexpr int64_t kHidden = 1024, kHeads = 8;
+  nlohmann::ordered_json vision = {{"out_hidden_size", kHidden}, {"deepstack_visual_indexes", {0}}};
+  return {{{"model_type", family.model_type},
+           {"vocab_size", 256000},
+           {"hidden_size", kHidden},
+           {"head_dim", kHidden / kHeads},
+           {"qk_rope_head_dim", kHidden / kHeads},
+           {"intermediate_size", kHidden},
+           {"num_hidden_layers", 4},
+           {"num_attention_heads", kHeads},
+           {"num_key_value_heads", kHeads},
+           {"num_experts_per_tok", 2},
+           {"layers_block_type", {"linear_attention", "full_attention", "mlp", "moe"}},
+           {"vision_config", vision}},
+          family.model_type};
+}
+
+bool goes(const std::function<void()>& check) {
+  try {
+    check();
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
+std::string answer(bool yes) { return yes ? "yes" : "-"; }
+
+/// The modules in the residual branches of its layers: "linear_attn, self_attn, mlp".
+std::string parts_of(const Network& network) {
+  std::vector<std::string> names;
+  for (const auto& layer : network.layers) {
+    for (const auto& branch : layer.branches) {
+      if (std::ranges::count(names, branch.name) == 0) names.push_back(branch.name);
+    }
+  }
+  return c10::Join(", ", names);
+}
+
+std::vector<std::string> row_of(const ModelFamily& family) {
+  const auto network = network_from_hf(small_model(family));
+  const auto& name = family.model_type;
+  const bool sees = network.encoder != nullptr;
+  const auto every_part = [&](const std::function<void(const PartSpec&)>& check) {
+    return goes([&] { for_each_part(network, check); });
+  };
+  return {name,
+          family.architecture,
+          parts_of(network),
+          answer(network.config.moe.num_experts > 0),
+          answer(sees),
+          answer(!sees && every_part([&](const PartSpec& part) { part.check_tensor_ranks(name); })),
+          answer(every_part([&](const PartSpec& part) { part.check_sequence_ranks(name, 2, 1); })),
+          answer(!sees && every_part([&](const PartSpec& part) { part.check_sequence_ring(name); })),
+          answer(family.has_megatron_layout)};
+}
+
+}  // namespace
+
+int run_models(int argc, char** argv) {
+  CLI::App app("the families of models that --hf-model can name, and the strategies that each can be trained by",
+               "megashard models");
+  app.formatter(std::make_shared<HelpFormat>());
+  if (!parse_words(app, argc, argv, "", "; `megashard models --help` lists the flags")) return 0;
+  TextTable table({"model_type", "class", "parts of a layer", "experts", "pictures", "tensor parallel", "Ulysses",
+                   "ring", "torch_dist layout"});
+  for (const auto& family : model_families()) table.add(row_of(family));
+  table.print();
+  return 0;
+}
+
+}  // namespace megashard
