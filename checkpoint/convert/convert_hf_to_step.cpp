@@ -31,7 +31,7 @@ bool is_fused(const HfToStepOptions& options, const TensorInfo& info) {
 /// The weights by their new keys, in the order of the files and of their data.
 class HfSource {
  public:
-  explicit HfSource(const HfToStepOptions& options) : options_(options), weights_(open_hf_weights(options.hf_dir)) {
+  explicit HfSource(const HfToStepOptions& options) : options_(options), weights_(open_hf_model(options.hf_dir)) {
     std::map<std::string, std::vector<std::pair<std::string, std::string>>> files;  // source, name
     const auto add_to_file = [&](const std::string& source, const std::string& name) {
       files[weights_->chunks(source)[0].file].emplace_back(source, name);

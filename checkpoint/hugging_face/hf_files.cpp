@@ -125,6 +125,12 @@ std::optional<nlohmann::ordered_json> read_object(const std::string& path) {
   return object;
 }
 
+/// True if the weights are in MXFP4, which is read as bf16 (dequantise_mxfp4).
+bool is_mxfp4(const nlohmann::ordered_json& config) {
+  const auto found = config.find("quantization_config");
+  return found != config.end() && found->is_object() && found->value("quant_method", "") == "mxfp4";
+}
+
 }  // namespace
 
 void copy_hf_assets(const std::string& from, const std::string& to) {
@@ -135,11 +141,15 @@ void copy_hf_assets(const std::string& from, const std::string& to) {
     copy.write(source.data(), source.size());
     copy.sync_and_close();
   }
+  const auto config = read_object(config_path(from));
+  if (config && is_mxfp4(*config)) write_hf_config(to, *read_hf_config(from));
 }
 
 std::optional<nlohmann::ordered_json> read_hf_config(const std::string& directory) {
   if (directory.empty()) return std::nullopt;
-  return read_object(config_path(directory));
+  auto config = read_object(config_path(directory));
+  if (config && is_mxfp4(*config)) config->erase("quantization_config");
+  return config;
 }
 
 std::optional<nlohmann::ordered_json> read_generation_config(const std::string& directory) {

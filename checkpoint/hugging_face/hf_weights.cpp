@@ -11,6 +11,7 @@
 #include "checkpoint/files/crc32.h"
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/files/strict_json.h"
+#include "checkpoint/hugging_face/mxfp4.h"
 #include "checkpoint/hugging_face/safetensors.h"
 #include "checkpoint/steps/folder_content.h"
 
@@ -189,6 +190,10 @@ std::unique_ptr<CheckpointReader> open_hf_weights(const std::string& directory) 
     reader->add_file(single);
   }
   return reader;
+}
+
+std::unique_ptr<CheckpointReader> open_hf_model(const std::string& directory) {
+  return dequantise_mxfp4(open_hf_weights(directory));
 }
 
 std::unique_ptr<CheckpointReader> open_safetensors(const std::string& path) {

@@ -24,6 +24,8 @@ inline constexpr const char* kHfIndexFile = "model.safetensors.index.json";
 /// directory has no weights (or an interrupted save was replacing them), the index is invalid, a listed file is
 /// missing, or model.safetensors lies beside an index of other files.
 std::unique_ptr<CheckpointReader> open_hf_weights(const std::string& directory);
+/// The same, with weights in MXFP4 as bf16 (mxfp4.h).
+std::unique_ptr<CheckpointReader> open_hf_model(const std::string& directory);
 /// Opens one .safetensors file.
 std::unique_ptr<CheckpointReader> open_safetensors(const std::string& path);
 

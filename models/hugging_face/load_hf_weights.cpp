@@ -60,7 +60,7 @@ void tell(const std::vector<WeightTarget>& targets, const WeightMismatch& mismat
 }  // namespace
 
 void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_dir, const DiagnosticSink& sink) {
-  const auto files = open_hf_weights(hf_dir.string());
+  const auto files = open_hf_model(hf_dir.string());
   WeightMismatch mismatch;
   const auto targets = match_weights(module, files->tensors(), mismatch);
   const auto problem = mismatch.text();

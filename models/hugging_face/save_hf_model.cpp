@@ -108,7 +108,7 @@ void write_dtype(OrderedJson& config, const std::string& dtype) {
 /// Dtype of most bytes of the floating-point weights; nullopt if there are none that can be trained directly.
 std::optional<at::ScalarType> dtype_of_files(const std::string& hf_model) {
   if (!path_exists(hf_model + "/" + kHfWeightsFile) && !path_exists(hf_model + "/" + kHfIndexFile)) return std::nullopt;
-  const auto files = open_hf_weights(hf_model);
+  const auto files = open_hf_model(hf_model);
   std::map<at::ScalarType, int64_t> bytes;
   for (const auto& info : files->tensors()) {
     if (info.dtype == at::kFloat || info.dtype == at::kHalf || info.dtype == at::kBFloat16)
