@@ -81,8 +81,8 @@ bool hf_save_was_cut_short(const std::string& directory);
 /// file.
 void copy_hf_assets(const std::string& from, const std::string& to);
 
-/// Reads config.json, without the quantization_config of MXFP4: such weights are read as bf16 (mxfp4.h). nullopt if there is none or `directory` is empty. Throws if it is not a JSON object or has
-/// duplicate keys.
+/// Reads config.json, without the quantization_config of MXFP4: such weights are read as bf16 (mxfp4.h). nullopt if
+/// there is none or `directory` is empty. Throws if it is not a JSON object or has duplicate keys.
 std::optional<nlohmann::ordered_json> read_hf_config(const std::string& directory);
 /// Reads generation_config.json, the defaults of transformers' generate(). Otherwise as read_hf_config.
 std::optional<nlohmann::ordered_json> read_generation_config(const std::string& directory);

