@@ -39,10 +39,10 @@ TEST(Router, MovesItsCorrectionAgainstTheLoad) {
   ASSERT_NE(ends, nullptr);
   router->route(tokens, {}, 1);  // two micro batches of a step
   const auto counts = ends->take_counts();
-  EXPECT_TRUE(counts.equal(at::tensor({0.0F, 0.0F, 10.0F, 0.0F}))) << counts;
+  EXPECT_TRUE(counts.cpu().equal(at::tensor({0.0F, 0.0F, 10.0F, 0.0F}))) << counts;
   EXPECT_TRUE(ends->take_counts().eq(0).all().item<bool>()) << "a step has its own counts";
   ends->end_step(counts);
-  EXPECT_TRUE(correction.equal(at::tensor({0.25F, 0.25F, 2.75F, 0.25F}))) << correction;
+  EXPECT_TRUE(correction.cpu().equal(at::tensor({0.25F, 0.25F, 2.75F, 0.25F}))) << correction;
 }
 
 TEST(Router, CountsNothingInEvaluations) {
