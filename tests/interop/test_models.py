@@ -124,9 +124,10 @@ def compared(tmp_path_factory):
     for seed, (name, (family, config)) in enumerate(CASES.items()):
         torch.manual_seed(seed)
         model = family(config)
+        hybrid = name.startswith("qwen3_5")  # its delta rule magnifies roundings the more, the larger the weights are
         with torch.no_grad():
             for parameter in model.parameters():  # norms and biases too, or their gradients prove little
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+                parameter.add_(torch.randn_like(parameter) * (0.04 if hybrid else 0.1))
         model.save_pretrained(folder / name)
         sees = "_vl" in name
         tokens = torch.randint(0, IMAGE if sees else VOCAB, (3, LENGTH) if sees else (2, 17))
