@@ -84,9 +84,9 @@ ADAPTERS = "--lora-r 4 --lora-alpha 8 --lora-target-modules gate_proj up_proj do
 
 
 @pytest.mark.parametrize("flags", [
-    [],
-    ["--ckpt-format", "torch_dist"],
-    ADAPTERS,
+    pytest.param([], marks=pytest.mark.slow),
+    pytest.param(["--ckpt-format", "torch_dist"], marks=pytest.mark.slow),
+    pytest.param(ADAPTERS, marks=pytest.mark.slow),
     ["--ckpt-format", "torch_dist", "--device", "sim", "--async-save", *ADAPTERS],
 ], ids=["torch_dcp", "torch_dist", "adapters", "adapters on the simulated device"])
 def test_goes_on_from_either_kind_of_checkpoint(tmp_path, flags):

@@ -379,7 +379,12 @@ def test_flops_of_a_token(compared, name):
     assert ours == pytest.approx(3 * counted, rel=0.06)
 
 
-@pytest.mark.parametrize("family", CASES)
+WITH_OWN_FILES = {"mixtral", "gpt_oss", "phi3", "glm4", "llama4_text", "lfm2_moe", "nemotron_h", "kimi_linear",
+                  "qwen3_5_moe_text", "deepseek_v3"}
+
+
+@pytest.mark.parametrize("family", [family if family in WITH_OWN_FILES else pytest.param(family, marks=pytest.mark.slow)
+                                    for family in CASES])
 def test_converters_both_ways(compared, tmp_path, family):
     source = compared[0] / f"{family}-1"
     convert("hf_to_dcp", "--hf-dir", source, "--dcp-dir", tmp_path / "dcp")
