@@ -38,7 +38,7 @@ struct ExpertArguments {
 
   RouterBalance moe_router_load_balancing_type = RouterBalance::kMicrobatch;
   double moe_aux_loss_coeff = 0;           // coefficient of the balancing loss
-  std::optional<double> moe_z_loss_coeff;  // of the squared log-sum-exp of router logits
+  std::optional<double> moe_z_loss_coeff;  // coefficient of the squared log-sum-exp of router logits
   bool moe_router_enable_expert_bias = false;
   double moe_router_bias_update_rate = 1e-3;  // step of that bias
 };

@@ -62,7 +62,7 @@ struct NetworkArguments {
   int64_t qk_pos_emb_head_dim = 64;  // channels that turn
   int64_t v_head_dim = 128;
   std::optional<RopeType> rope_type;   // (derived) kYarn with multi_latent_attention, else kRope
-  double rotary_scaling_factor = 1.0;  // of YaRN, from 4096 positions on
+  double rotary_scaling_factor = 1.0;  // stretches 4,096 positions (YaRN)
   double mscale = 1.0;
   double mscale_all_dim = 0.0;
   bool add_position_embedding = true;  // Megatron compares it when it loads our args

@@ -58,7 +58,7 @@ struct ModuleNames {
   std::string norm, rotary, attention, mlp, layer, decoder, model;
   std::string moe{}, experts{}, router{};
 
-  /// Of a further class of the family, whose model is called <family>ForCausalLM.
+  /// Returns the name of another class of the family, whose model is <family>ForCausalLM.
   std::string class_of(const std::string& kind) const { return model.substr(0, model.find("For")) + kind; }
 };
 
@@ -127,7 +127,7 @@ struct LatentConfig {
   int64_t key_rank = 0;    ///< channels of the latent of keys and values
   int64_t plain_dim = 0;
   int64_t value_dim = 0;
-  std::optional<double> norm_eps = 1e-6;  ///< of the latents' norms; unset: there are none
+  std::optional<double> norm_eps = 1e-6;  ///< epsilon of the latents' norms; unset: no norms
 };
 
 /// A decoder-only network, independent of its source.

@@ -5,7 +5,7 @@
 
 namespace megashard {
 
-// What Qwen3-Next and Qwen3.5 have in common: three layers of the gated delta rule to one of attention.
+// Shared by Qwen3-Next and Qwen3.5: three layers of the gated delta rule to one of attention.
 
 DecoderConfig read_hybrid(const HfConfig& config, DecoderDefaults defaults);
 /// Reads the experts, and a gated one for all tokens.
