@@ -10,6 +10,7 @@
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/layer_frequency.h"
+#include "models/config/read_decoder_config.h"
 #include "models/families/model_family.h"
 #include "models/network_arguments.h"
 
@@ -88,9 +89,8 @@ MoeConfig moe_of(const Arguments& arguments) {
   };
   moe.router.best_of_group = moe.experts_per_token / moe.router.chosen_groups;
   const auto sparse = expand_layer_frequency(arguments.moe_layer_freq, *arguments.num_layers);
-  for (int64_t layer = 0; layer < *arguments.num_layers; ++layer) {
-    if (!sparse[static_cast<size_t>(layer)]) moe.dense_layers.push_back(layer);
-  }
+  moe.dense_layers =
+      layers_where(*arguments.num_layers, [&](int64_t layer) { return !sparse[static_cast<size_t>(layer)]; });
   return moe;
 }
 

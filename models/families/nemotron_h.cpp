@@ -64,9 +64,8 @@ DecoderConfig read_nemotron_h(const HfConfig& config) {
   network.moe.latent_size = config.get_or_null<int64_t>("moe_latent_size", 0);
   TORCH_CHECK(network.moe.shared.intermediate_size > 0 && network.moe.latent_size >= 0, config.path(),
               ": moe_shared_expert_intermediate_size and moe_latent_size must be positive");
-  network.moe.dense_layers.clear();
-  for (int64_t layer = 0; layer < network.num_layers; ++layer)
-    if (kinds[static_cast<size_t>(layer)] != "moe") network.moe.dense_layers.push_back(layer);
+  network.moe.dense_layers =
+      layers_where(network.num_layers, [&](int64_t layer) { return kinds[static_cast<size_t>(layer)] != "moe"; });
   network.names.moe = "NemotronHMoE";
   network.names.router = "NemotronHTopkRouter";
   return network;

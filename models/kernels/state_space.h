@@ -14,8 +14,8 @@ struct StateSpaceInputs {
 };
 
 /// Mamba-2's scan (transformers' mamba2_chunk_scan without D). Each head has a state S [N, P], zero before a document;
-/// a token does S <- e^(step rate) S + b (step x)^T, and its result is S^T c. Returns [B, T, H, P]. Computed in chunks
-/// of tokens (state space duality): within a chunk as attention without a softmax.
+/// a token does S <- e^(step rate) S + b (step x)^T, and its result is S^T c. Returns [B, T, H, P]. Computes
+/// chunks of tokens, each as attention without a softmax (state space duality).
 at::Tensor state_space_scan(const StateSpaceInputs& inputs);
 
 }  // namespace megashard

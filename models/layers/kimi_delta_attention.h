@@ -15,10 +15,10 @@ struct KimiDeltaAttentionSpec {
   std::string class_name{};  ///< for wrap policies
   int64_t hidden_size = 0;
   int64_t heads = 0;
-  int64_t head_dim = 0;  ///< of keys and values
+  int64_t head_dim = 0;  ///< channels of a key and value
   int64_t conv_width = 4;
-  Activation activation = Activation::kSilu;  ///< behind the convolutions
-  NormSpec norm{};                            ///< of a head
+  Activation activation = Activation::kSilu;  ///< follows the convolutions
+  NormSpec norm{};                            ///< norms each head
   double output_init_scale = 1;               ///< factor of the initialisation's std for o_proj
 };
 

@@ -18,12 +18,12 @@ struct Mamba2Spec {
   int64_t head_dim = 0, state_dim = 0;
   int64_t conv_width = 4;
   bool conv_bias = true;
-  bool bias = false;  ///< of the projections
+  bool bias = false;  ///< gives the projections biases
   Activation activation = Activation::kSilu;
   double least_step = 0;  ///< steps of time are not smaller
   /// Range of the steps that dt_bias stands for at first, and their minimum.
   double first_step = 0.001, last_step = 0.1, step_floor = 1e-4;
-  NormSpec norm{};               ///< of heads * head_dim channels
+  NormSpec norm{};               ///< norms heads * head_dim channels
   double output_init_scale = 1;  ///< factor of the initialisation's std for out_proj
 
   int64_t width() const { return heads * head_dim; }

@@ -13,7 +13,7 @@ struct ShortConvSpec {
   std::string class_name{};  ///< for wrap policies
   int64_t hidden_size = 0;
   int64_t width = 3;             ///< tokens that an output depends on
-  bool bias = false;             ///< of the projections and the convolution
+  bool bias = false;             ///< gives the projections and the convolution biases
   double output_init_scale = 1;  ///< factor of the initialisation's std for out_proj
 };
 
