@@ -90,6 +90,9 @@ struct AuxTerm {
   std::string name;   ///< of its metric: "load_balancing_loss"
   at::Tensor value;   ///< scalar fp32 with its coefficient; its gradient is that of the mean over the tokens
   at::Tensor metric;  ///< scalar without gradient: what the log shows
+  /// Scalar: how many tokens of the micro batch `value` is the mean over, by which --calculate-per-token-loss weighs it;
+  /// undefined: as many as the loss has terms.
+  at::Tensor tokens{};
 };
 
 /// Result of a model for a Batch. Undefined tensors are absent.

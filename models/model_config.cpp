@@ -158,6 +158,10 @@ void take_balance(MoeConfig& moe, const Arguments& arguments) {
   moe.router.bias_update_rate = arguments.moe_router_bias_update_rate;
 }
 
+PredictionConfig prediction_of(const Arguments& arguments) {
+  return {.depth = arguments.mtp_num_layers.value_or(0), .loss_scale = arguments.mtp_loss_scaling_factor};
+}
+
 void share_and_balance_experts(MoeConfig& moe, const Arguments& arguments) {
   const int64_t parts = arguments.expert_model_parallel_size;
   const std::string flag = "--expert-model-parallel-size " + std::to_string(parts);
@@ -174,6 +178,7 @@ void apply_flags(DecoderConfig& config, const Arguments& arguments) {
   for (const auto& each : contradictions(config, arguments)) mistakes.add(each);
   mistakes.throw_if_any();
   if (arguments.is_given("init_method_std")) config.init_std = arguments.init_method_std;
+  config.prediction = prediction_of(arguments);
 }
 
 }  // namespace
@@ -227,6 +232,7 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
       .init_std = arguments.init_method_std,
       .output_init_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(layers)),
       .moe = moe_of(arguments),
+      .prediction = prediction_of(arguments),
   };
   take_latent_attention(config, arguments);
   share_and_balance_experts(config.moe, arguments);

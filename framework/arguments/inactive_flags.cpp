@@ -67,8 +67,8 @@ void accept_parts_of_parallelism(CompatibilityFlags& flags) {
 }
 
 void accept_parts_of_networks(CompatibilityFlags& flags) {
-  flags.accept("it only matters with --mtp-num-layers, which is refused",
-               {{"--mtp-loss-scaling-factor", 1}, {"--mtp-standalone"}});
+  flags.accept("it places the layers of --mtp-num-layers on pipeline stages, and there is one stage",
+               {{"--mtp-standalone"}});
   flags.accept("it only matters with --qk-clip, which is refused",
                {{"--qk-clip-alpha", 1}, {"--qk-clip-threshold", 1}});
   flags.accept("it only matters with --window-size, which is refused", {{"--window-attn-skip-freq", 1}});

@@ -4,6 +4,7 @@
 
 #include "framework/arguments/option_group.h"
 #include "framework/mistakes.h"
+#include "framework/objectives/objectives.h"
 
 namespace megashard::detail {
 namespace {
@@ -163,13 +164,20 @@ void add_network_options(std::vector<Option>& rows) {
   group.add("--mscale-all-dim", &A::mscale_all_dim, kReport, "YaRN: enlarges scores with the factor instead")
       .at_least(0);
   group
+      .add("--mtp-num-layers", &A::mtp_num_layers, kMustMatch,
+           "layers that predict tokens beyond the next one (multi-token prediction), each with a loss of its own")
+      .above(0);
+  group
+      .add("--mtp-loss-scaling-factor", &A::mtp_loss_scaling_factor, kReport,
+           "coefficient of the mean of the losses of --mtp-num-layers")
+      .at_least(0);
+  group
       .add("--no-position-embedding", &A::add_position_embedding, kReport,
            "no learned positions; only with rope or none")
       .turns_off()
       .named("add_position_embedding");
   group.refused("--apply-residual-connection-post-layernorm", 0,
                 "it belongs to BERT models, which are not part of this program; leave it out");
-  group.refused("--mtp-num-layers", 1, "no model family of this program has multi-token prediction; leave it out");
 }
 
 void derive_network_sizes(Arguments& arguments, Mistakes& rules) {
@@ -213,6 +221,13 @@ void check_network(Arguments& arguments, Mistakes& rules) {
   rules.require(arguments.add_position_embedding || positions != PositionEmbeddingType::kLearnedAbsolute,
                 "--no-position-embedding leaves learned positions out, and "
                 "--position-embedding-type is learned_absolute; say rope or none there.");
+  rules.require(!arguments.mtp_num_layers || positions != PositionEmbeddingType::kLearnedAbsolute || arguments.hf_model,
+                "--mtp-num-layers needs --position-embedding-type rope or none.");
+  rules.require(!arguments.mtp_num_layers || arguments.objective == kNextToken,
+                "--mtp-num-layers predicts tokens of texts, and --objective " + arguments.objective +
+                    " compares answers; leave one of them out.");
+  rules.require(!arguments.is_given("mtp_loss_scaling_factor") || arguments.mtp_num_layers,
+                "--mtp-loss-scaling-factor needs --mtp-num-layers; give both, or leave it out.");
   rules.require(int{arguments.swiglu} + int{arguments.squared_relu} + int{arguments.openai_gelu} <= 1,
                 "--swiglu, --squared-relu and --openai-gelu exclude each other; give one.");
   if (!arguments.group_query_attention || !arguments.num_attention_heads) return;

@@ -65,6 +65,8 @@ struct NetworkArguments {
   double rotary_scaling_factor = 1.0;  // stretches 4,096 positions (YaRN)
   double mscale = 1.0;
   double mscale_all_dim = 0.0;
+  std::optional<int64_t> mtp_num_layers;  // unset: none
+  double mtp_loss_scaling_factor = 0.1;
   bool add_position_embedding = true;  // Megatron compares it when it loads our args
 };
 

@@ -88,7 +88,8 @@ std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const at::Tensor
       const at::Tensor share = own.defined() ? own.contiguous().sum() : factor * count / sequence_ranks();
       const at::Tensor one = at::ones({}, at::TensorOptions(at::kDouble).device(device_));
       for (const AuxTerm& term : output.aux) {
-        total = total + term.value * share;
+        const bool by_tokens = global_scale.defined() && term.tokens.defined();
+        total = total + term.value * (by_tokens ? share * (term.tokens / count.clamp_min(1)) : share);
         metrics.push_back({.name = term.name, .sum = term.metric.to(at::kDouble), .count = one});
       }
     }

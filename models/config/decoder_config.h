@@ -130,6 +130,12 @@ struct LatentConfig {
   std::optional<double> norm_eps = 1e-6;  ///< epsilon of the latents' norms; unset: no norms
 };
 
+/// Layers that predict tokens beyond the next one (DeepSeek-V3's multi-token prediction).
+struct PredictionConfig {
+  int64_t depth = 0;        ///< number of these layers: layer k predicts the token k + 2 places on; 0: none
+  double loss_scale = 0.1;  ///< coefficient of the mean of their losses
+};
+
 /// A decoder-only network, independent of its source.
 struct DecoderConfig {
   ModuleNames names{};
@@ -185,6 +191,7 @@ struct DecoderConfig {
   double output_init_scale = 1;  ///< factor of init_std for projections at the end of a residual branch
   std::optional<int64_t> pad_token_id{};
   MoeConfig moe{};
+  PredictionConfig prediction{};
 
   bool is_chunked(int64_t layer) const { return attention_chunk > 0 && std::ranges::count(chunked_layers, layer) > 0; }
   bool is_sliding(int64_t layer) const { return sliding_window > 0 && std::ranges::count(sliding_layers, layer) > 0; }

@@ -31,9 +31,13 @@ struct WeightFiles {
   std::vector<WeightRenaming> renamings{};
   ExpertFiles experts{};
   FusedFiles fused{};
-  /// Where files may have layers of multi-token prediction, which are not read, as in transformers: behind the
-  /// decoder's last layer (DeepSeek-V3), or under "mtp." (Qwen3.5).
-  enum class PredictionLayers { kNone, kBehindLast, kMtp };
+  /// Where files may have layers of multi-token prediction, which are read with --mtp-num-layers.
+  enum class PredictionLayers {
+    kNone,
+    kBehindLast,  ///< behind the decoder's last layer (DeepSeek-V3)
+    kMtp,         ///< one, under "mtp." (Qwen3.5)
+    kOtherMtp     ///< under "mtp.", of a form that is not read
+  };
   PredictionLayers prediction_layers = PredictionLayers::kNone;
 };
 

@@ -8,73 +8,18 @@
 #include <c10/util/Half.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include <charconv>
+#include <iterator>
 #include <utility>
 
 #include "framework/modules/weight_init_mixin.h"
 #include "models/lora/lora.h"
+#include "models/network/prediction_files.h"
 #include "parallel/copies/on_device.h"
 #include "parallel/sequence_parallel/ulysses.h"
 #include "parallel/tensor_parallel/tensor_parallel_regions.h"
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
-namespace {
-
-/// hidden + branch, and the norm of the sum: in one pass if nothing else surrounds the norm's forward.
-NormedSum normed_sum(const std::shared_ptr<Hooked<Norm>>& norm, const at::Tensor& hidden, const at::Tensor& branch) {
-  if (norm != nullptr && norm->is_transparent()) return norm->forward_sum(hidden, branch);
-  const auto sum = hidden + branch;
-  return {sum, norm == nullptr ? sum : norm->forward(sum)};
-}
-
-}  // namespace
-
-DecoderLayer::DecoderLayer(const LayerSpec& spec, const BuildContext& context)
-    : class_name_(spec.class_name), dropout_(spec.dropout), scale_(spec.scale) {
-  for (const auto& branch : spec.branches) {
-    branches_.push_back({.part = branch.part->build(context), .before = {}, .after = {}, .parallel = branch.parallel});
-    register_module(branch.name, branches_.back().part->module());
-  }
-  const auto norm = [&](const std::optional<NamedNorm>& each) {
-    return each ? register_module(each->name, std::make_shared<Hooked<Norm>>(each->norm, context.tensor_parallel))
-                : nullptr;
-  };
-  for (size_t i = 0; i < branches_.size(); ++i) {
-    branches_[i].before = norm(spec.branches[i].before);
-    branches_[i].after = norm(spec.branches[i].after);
-  }
-}
-
-at::Tensor DecoderLayer::as_added(at::Tensor branch) const {
-  if (is_training() && dropout_ > 0) branch = at::dropout(branch, dropout_, /*train=*/true);
-  return scale_ == 1 ? branch : branch * scale_;
-}
-
-LayerOutput DecoderLayer::forward(const at::Tensor& hidden, const Pass& pass) {
-  LayerOutput output{.hidden = hidden};
-  at::Tensor branch, normed;  // output of the last part, not yet added, and its input
-  for (const auto& each : branches_) {
-    if (each.parallel) {
-      output.hidden = output.hidden + branch;
-    } else if (branch.defined()) {
-      auto both = normed_sum(each.before, output.hidden, branch);
-      output.hidden = std::move(both.sum);
-      normed = std::move(both.normed);
-    } else {
-      normed = each.before ? each.before->forward(output.hidden) : output.hidden;
-    }
-    auto result = each.part->run(normed, pass);
-    const bool shares = &each != &branches_.back() && (&each + 1)->parallel;
-    if (!shares) normed.reset();
-    if (result.balance.defined()) output.balance = std::move(result.balance);
-    if (result.z.defined()) output.z = std::move(result.z);
-    branch = as_added(each.after ? each.after->forward(result.hidden) : result.hidden);
-  }
-  output.hidden = output.hidden + branch;
-  return output;
-}
-
 namespace {
 
 /// As a weight of that dtype holds it: sqrt(1152) is 34 in bf16.
@@ -107,6 +52,13 @@ DecoderStack::DecoderStack(const Network& network, const BuildContext& context)
     layers->push_back(layers_.back());
   }
   norm_ = register_module("norm", std::make_shared<Hooked<Norm>>(network.norm, ranks_));
+  if (!network.prediction_layers.empty()) {
+    const auto list = register_module(kPredictionLayers, std::make_shared<torch::nn::ModuleListImpl>());
+    for (const auto& layer : network.prediction_layers) {
+      prediction_layers_.push_back(std::make_shared<Hooked<PredictionLayer>>(network, layer, context));
+      list->push_back(prediction_layers_.back());
+    }
+  }
   for (const auto& rotary : network.rotaries) {
     rotaries_.push_back(std::make_shared<Hooked<RotaryEmbedding>>(config.names.rotary, config.head_dim, rotary));
     register_module(rotaries_.size() == 1 ? "rotary_emb" : "rotary_emb_local", rotaries_.back());
@@ -139,15 +91,8 @@ RotaryTables DecoderStack::rotate(Hooked<RotaryEmbedding>& rotary, const Batch& 
   return rotary.forward(hidden, positions, length, end);
 }
 
-LayerOutput DecoderStack::forward(const Batch& input, const InjectedEmbeddings& injected) {
+Pass DecoderStack::pass_of(const Batch& input, const at::Tensor& hidden, const at::Tensor& positions) {
   const at::Tensor& tokens = input.tokens();
-  TORCH_CHECK(tokens.dim() == 2 && tokens.scalar_type() == at::kLong,
-              "tokens must be int64 of sizes [batch, length], got ", tokens.scalar_type(), " ", tokens.sizes());
-  auto positions = input.position_ids();
-  if (!positions.defined() && !input.sequence.is_whole()) {
-    positions = input.sequence.rows_of(at::arange(input.sequence.length, tokens.options()).unsqueeze(0), 1);
-  }
-  auto hidden = embed(tokens, positions, injected);
   const int64_t rows = tokens.size(0), length = tokens.size(1);
   const auto& sequence = input.sequence;
   Pass pass{.token_mask = input.token_mask(), .span = {.sequence = sequence}};
@@ -165,19 +110,43 @@ LayerOutput DecoderStack::forward(const Batch& input, const InjectedEmbeddings& 
                                            : at::arange(length, tokens.options().device(hidden.device())));
     if (temperature_->rounded) pass.query_factors = pass.query_factors.to(hidden.scalar_type());
   }
+  return pass;
+}
+
+StackOutput DecoderStack::forward(const Batch& input, const InjectedEmbeddings& injected) {
+  const at::Tensor& tokens = input.tokens();
+  TORCH_CHECK(tokens.dim() == 2 && tokens.scalar_type() == at::kLong,
+              "tokens must be int64 of sizes [batch, length], got ", tokens.scalar_type(), " ", tokens.sizes());
+  auto positions = input.position_ids();
+  if (!positions.defined() && !input.sequence.is_whole()) {
+    positions = input.sequence.rows_of(at::arange(input.sequence.length, tokens.options()).unsqueeze(0), 1);
+  }
+  auto hidden = embed(tokens, positions, injected);
+  const auto pass = pass_of(input, hidden, positions);
   std::vector<at::Tensor> balance, z;  // layers with experts
+  const auto take = [&](LayerOutput output) {
+    if (output.balance.defined()) balance.push_back(std::move(output.balance));
+    if (output.z.defined()) z.push_back(std::move(output.z));
+    return std::move(output.hidden);
+  };
   for (size_t i = 0; i < layers_.size(); ++i) {
-    auto states = layers_[i]->forward(hidden, pass);
-    hidden = std::move(states.hidden);
-    if (states.balance.defined()) balance.push_back(std::move(states.balance));
-    if (states.z.defined()) z.push_back(std::move(states.z));
+    hidden = take(layers_[i]->forward(hidden, pass));
     if (i >= injected.deepstack.size()) continue;
     hidden = hidden.flatten(0, 1)
                  .index_add(0, injected.token_indices, injected.deepstack[i].to(hidden.scalar_type()))
                  .view(hidden.sizes());
   }
-  return {norm_->forward(hidden), balance.empty() ? at::Tensor() : at::stack(balance),
-          z.empty() ? at::Tensor() : at::stack(z)};
+  hidden = norm_->forward(hidden);
+  std::vector<at::Tensor> predicted;
+  if (const auto later = input.find(kLaterTokens); later.defined()) {
+    for (size_t k = 0; k < prediction_layers_.size(); ++k) {
+      const auto embedded = embed(later[static_cast<int64_t>(k)], positions, {});
+      predicted.push_back(take(prediction_layers_[k]->forward(k == 0 ? hidden : predicted.back(), embedded, pass)));
+    }
+  }
+  return {
+      .layers = {hidden, balance.empty() ? at::Tensor() : at::stack(balance), z.empty() ? at::Tensor() : at::stack(z)},
+      .predicted = std::move(predicted)};
 }
 
 EncodedStack::EncodedStack(const Network& network, const BuildContext& context)
@@ -186,7 +155,7 @@ EncodedStack::EncodedStack(const Network& network, const BuildContext& context)
   language_model_ = register_module("language_model", std::make_shared<Hooked<DecoderStack>>(network, context));
 }
 
-LayerOutput EncodedStack::forward(const Batch& input) {
+StackOutput EncodedStack::forward(const Batch& input) {
   return language_model_->forward(input, encoder_->encode(input));
 }
 
@@ -209,6 +178,8 @@ DecoderModel::DecoderModel(Network network, BuildContext context, WeightFiles we
 
 void DecoderModel::prepare(Batch& input) const {
   if (encoded_) encoded_->encoder()->prepare(input);
+  const int64_t depth = network_.config.prediction.depth;
+  if (depth > 0 && is_training() && input.labels().defined()) add_later_tokens(input, depth);
 }
 
 ModelOutput DecoderModel::forward(Batch input) {
@@ -217,23 +188,46 @@ ModelOutput DecoderModel::forward(Batch input) {
                 ": train a vision-language model, or give text");
   }
   const auto states = encoded_ ? encoded_->forward(input) : text_->forward(input, {});
-  auto output = head_output(states.hidden, input);
-  output.aux = router_terms(states, input.sequence);
+  auto output = head_output(states.layers.hidden, input);
+  output.aux = router_terms(states.layers, input.sequence);
+  std::ranges::move(prediction_terms(states.predicted, input), std::back_inserter(output.aux));
   return output;
 }
 
+TokenLosses DecoderModel::token_losses(const at::Tensor& states, const at::Tensor& labels, const at::Tensor& weights) {
+  const double scale = network_.config.logit_scale;
+  const auto hidden = context_.tensor_parallel->enter(scale == 1 ? states : states * scale);
+  return lm_head_->run_as_forward(
+      [&](const at::Tensor& x) { return lm_head_->token_losses(x, labels, weights, context_.logits_at_once); }, hidden);
+}
+
+std::vector<AuxTerm> DecoderModel::prediction_terms(const std::vector<at::Tensor>& predicted, const Batch& input) {
+  std::vector<AuxTerm> terms;
+  for (size_t i = 0; i < predicted.size(); ++i) {
+    const auto k = static_cast<int64_t>(i);
+    const auto count = input.at(kLaterCounts).select(1, k).sum();
+    const auto weights = input.at(kLaterMask)[k] / count.clamp_min(1);
+    const auto losses = token_losses(predicted[i], input.at(kLaterLabels)[k], weights);
+    const auto own = losses.weighted.defined() ? losses.weighted : (losses.of_tokens * weights).sum();
+    const auto mean = sum_over_sequence(own, input.sequence);
+    const double coefficient = network_.config.prediction.loss_scale / static_cast<double>(predicted.size());
+    terms.push_back({.name = "mtp_" + std::to_string(k + 1) + " loss",
+                     .value = mean * coefficient,
+                     .metric = mean.detach().to(at::kDouble),
+                     .tokens = count});
+  }
+  return terms;
+}
+
 ModelOutput DecoderModel::head_output(const at::Tensor& states, const Batch& input) {
+  if (const auto labels = input.labels(); labels.defined()) {
+    auto losses = token_losses(states, labels, input.find(kLossWeights));
+    return {.token_losses = std::move(losses.of_tokens), .weighted_loss = std::move(losses.weighted)};
+  }
   const auto& ranks = *context_.tensor_parallel;
   const double scale = network_.config.logit_scale;
-  const auto hidden = ranks.enter(scale == 1 ? states : states * scale);
-  const at::Tensor labels = input.labels(), weights = input.find(kLossWeights);
-  if (!labels.defined()) {
-    const auto logits = lm_head_->forward(hidden);
-    return {.logits = ranks.size() == 1 ? logits : gather_from_tensor_parallel_region(logits, ranks.group())};
-  }
-  auto losses = lm_head_->run_as_forward(
-      [&](const at::Tensor& x) { return lm_head_->token_losses(x, labels, weights, context_.logits_at_once); }, hidden);
-  return {.token_losses = std::move(losses.of_tokens), .weighted_loss = std::move(losses.weighted)};
+  const auto logits = lm_head_->forward(ranks.enter(scale == 1 ? states : states * scale));
+  return {.logits = ranks.size() == 1 ? logits : gather_from_tensor_parallel_region(logits, ranks.group())};
 }
 
 std::string DecoderModel::text_path() const { return encoded_ ? "model.language_model." : "model."; }
@@ -252,6 +246,7 @@ OtherPaths DecoderModel::megatron_paths() const {
                                {inside + "embedding", text + "embed_tokens"},
                                {inside + "rotary_pos_emb", text + "rotary_emb"},
                                {inside + "decoder.layers", text + "layers"},
+                               {inside + "mtp.layers", text + kPredictionLayers},
                                {inside + "decoder.final_layernorm", text + "norm"},
                                {inside + "output_layer", "lm_head"}});
   }
@@ -260,7 +255,7 @@ OtherPaths DecoderModel::megatron_paths() const {
 }
 
 std::vector<std::string> DecoderModel::default_modules_to_wrap() const {
-  std::vector<std::string> patterns{text_path() + "layers.{*}"};
+  auto patterns = patterns_of_part("layer");
   if (const auto layers = encoder_layers(); !layers.empty()) patterns.insert(patterns.begin(), layers);
   return patterns;
 }
@@ -270,7 +265,7 @@ std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part)
     const auto layers = encoder_layers();
     return layers.empty() ? std::vector<std::string>() : std::vector{layers};
   }
-  return megashard::patterns_of_part(network_, text_path() + "layers", part);
+  return megashard::patterns_of_part(network_, text_path(), part);
 }
 
 std::optional<bool> DecoderModel::cast_forward_inputs(const NamedModule& each) const {
@@ -279,24 +274,17 @@ std::optional<bool> DecoderModel::cast_forward_inputs(const NamedModule& each) c
 }
 
 bool DecoderModel::keeps_fp32(const std::string& name) const {
-  const auto layers = text_path() + "layers.";
-  return name.starts_with(layers) && megashard::keeps_fp32(network_, name.substr(layers.size()));
+  return megashard::keeps_fp32(network_, text_path(), name);
 }
 
 WeightMap DecoderModel::weight_map() const {
-  auto map = megashard::weight_map(network_, text_path() + "layers.", weight_files_);
+  auto map = megashard::weight_map(network_, text_path(), weight_files_);
   add_adapter_forms(*this, map);
   return map;
 }
 
 bool DecoderModel::is_of_prediction_layer(const std::string& stored) const {
-  using enum WeightFiles::PredictionLayers;
-  if (weight_files_.prediction_layers == kMtp) return stored.starts_with("mtp.");
-  const auto layers = text_path() + "layers.";
-  if (weight_files_.prediction_layers != kBehindLast || !stored.starts_with(layers)) return false;
-  int64_t layer = -1;
-  std::from_chars(stored.data() + layers.size(), stored.data() + stored.size(), layer);
-  return layer >= network_.config.num_layers;
+  return megashard::is_of_prediction_layer(network_.config, text_path(), weight_files_, stored);
 }
 
 std::vector<int64_t> DecoderModel::qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "models/decoder/decoder_layer.h"
+#include "models/decoder/prediction_layer.h"
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
 #include "models/moe/expert_parallel.h"
@@ -16,42 +18,32 @@
 
 namespace megashard {
 
-/// The residual branches of a LayerSpec.
-class DecoderLayer : public torch::nn::Module {
- public:
-  DecoderLayer(const LayerSpec& spec, const BuildContext& context);
+/// Output of a stack: normed hidden states, and those of its prediction layers.
+struct StackOutput {
+  LayerOutput layers;
+  std::vector<at::Tensor> predicted{};  ///< [B, T, C] each; empty: nothing is predicted in this pass
 
-  LayerOutput forward(const at::Tensor& hidden, const Pass& pass);  // [B, T, C]
-  std::string class_name() const { return class_name_; }
-
- private:
-  struct BuiltBranch {
-    std::shared_ptr<Part> part;
-    std::shared_ptr<Hooked<Norm>> before, after;  // null: none
-    bool parallel;
-  };
-
-  /// A branch's output as it is added: with dropout and scale.
-  at::Tensor as_added(at::Tensor branch) const;
-
-  std::string class_name_;
-  double dropout_, scale_;
-  std::vector<BuiltBranch> branches_;
+  template <class F>
+  void visit_tensors(F&& f) {
+    layers.visit_tensors(f);
+    for (auto& states : predicted) f(states);
+  }
 };
 
-/// Maps token ids to normed hidden states: embed_tokens (and embed_positions), layers, norm, rotary_emb (and
-/// rotary_emb_local, for sliding layers).
+/// Maps token ids to normed hidden states: embed_tokens (and embed_positions), layers, norm, mtp_layers, rotary_emb
+/// (and rotary_emb_local, for sliding layers).
 class DecoderStack : public torch::nn::Module {
  public:
   DecoderStack(const Network& network, const BuildContext& context);
 
-  /// tokens, position_ids and masks of a Batch -> [B, T, C].
-  LayerOutput forward(const Batch& input, const InjectedEmbeddings& injected);
+  /// tokens, position_ids and masks of a Batch, and later tokens (add_later_tokens) for the prediction layers.
+  StackOutput forward(const Batch& input, const InjectedEmbeddings& injected);
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }
 
  private:
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions, const InjectedEmbeddings& injected);
+  Pass pass_of(const Batch& input, const at::Tensor& hidden, const at::Tensor& positions);
   /// Tables for `positions`, those of this rank's rows.
   RotaryTables rotate(Hooked<RotaryEmbedding>& rotary, const Batch& input, const at::Tensor& hidden,
                       const at::Tensor& positions) const;
@@ -64,6 +56,7 @@ class DecoderStack : public torch::nn::Module {
   std::optional<QueryTemperature> temperature_;
   std::shared_ptr<Hooked<Embedding>> embed_tokens_, embed_positions_;
   std::vector<std::shared_ptr<Hooked<DecoderLayer>>> layers_;
+  std::vector<std::shared_ptr<Hooked<PredictionLayer>>> prediction_layers_;
   std::shared_ptr<Hooked<Norm>> norm_;
   std::vector<std::shared_ptr<Hooked<RotaryEmbedding>>> rotaries_;
 };
@@ -74,7 +67,7 @@ class EncodedStack : public torch::nn::Module {
  public:
   EncodedStack(const Network& network, const BuildContext& context);
 
-  LayerOutput forward(const Batch& input);  // [B, T, C]
+  StackOutput forward(const Batch& input);
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Encoder>& encoder() const { return encoder_; }
   const std::shared_ptr<Hooked<DecoderStack>>& language_model() const { return language_model_; }
@@ -93,7 +86,8 @@ class DecoderModel : public ExpertParallelModule {
   explicit DecoderModel(Network network, BuildContext context = {}, WeightFiles weight_files = {});
 
   ModelOutput forward(Batch input) override;
-  /// The encoder's. Of a sequence on several ranks, every rank passes all tokens and items.
+  /// The encoder's, and in training later tokens for prediction layers. Of a sequence on several ranks, every rank
+  /// passes all tokens and items.
   void prepare(Batch& input) const override;
   std::string class_name() const override { return network_.config.names.model; }
   int64_t vocab_size() const override { return network_.config.vocab_size; }
@@ -120,7 +114,10 @@ class DecoderModel : public ExpertParallelModule {
  private:
   /// The tokens' losses for a batch with labels; else logits, whole on all tensor-parallel ranks.
   ModelOutput head_output(const at::Tensor& states, const Batch& input);  // [B, T, C]
-  std::string text_path() const;                                          // of the decoder, with its dot
+  TokenLosses token_losses(const at::Tensor& states, const at::Tensor& labels, const at::Tensor& weights);
+  /// The loss of each prediction layer (--mtp-loss-scaling-factor).
+  std::vector<AuxTerm> prediction_terms(const std::vector<at::Tensor>& predicted, const Batch& input);
+  std::string text_path() const;       // of the decoder, with its dot
   std::string encoder_layers() const;  // pattern of the encoder's layers; empty: none
   std::string encoder_path() const;    // of the encoder, with its dot
 

@@ -1,7 +1,11 @@
 #include "models/families/model_family.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
+
+#include "framework/mistakes.h"
+#include "models/network/prediction_files.h"
 
 namespace megashard {
 
@@ -41,6 +45,33 @@ const ModelFamily& family_of(const HfConfig& config) {
   return *family;
 }
 
+namespace {
+
+/// How many layers of multi-token prediction a family's files can have.
+int64_t most_predictions(const ModelFamily& family) {
+  if (family.encoder != nullptr || prediction_depth_key(family.weight_files) == nullptr) return 0;
+  return family.weight_files.prediction_layers == WeightFiles::PredictionLayers::kMtp
+             ? 1
+             : std::numeric_limits<int64_t>::max();
+}
+
+void check_predictions(const ModelFamily& family, int64_t depth) {
+  const int64_t most = most_predictions(family);
+  const std::string flag = "--mtp-num-layers " + std::to_string(depth) + ": ";
+  require(depth == 0 || most > 0, flag + family.model_type +
+                                      " has no layers of multi-token prediction that are known here "
+                                      "(docs/models.md); leave it out");
+  require(depth <= most, flag + "files of " + family.model_type + " have one layer of multi-token prediction; say 1");
+}
+
+}  // namespace
+
+int64_t prediction_depth(const HfConfig& config, const ModelFamily& family) {
+  const int64_t most = most_predictions(family);
+  if (most == 0) return 0;
+  return std::min(most, config.get_or_null<int64_t>(prediction_depth_key(family.weight_files), 0));
+}
+
 DecoderConfig decoder_config_from_hf(const HfConfig& config) { return family_of(config).read(config); }
 
 Network network_from_hf(const HfConfig& config, const std::function<void(DecoderConfig&)>& change) {
@@ -51,6 +82,7 @@ Network network_from_hf(const HfConfig& config, const std::function<void(Decoder
   if (family.layer != nullptr) {
     layer = [&](const DecoderConfig& common, int64_t index) { return family.layer(config, common, index); };
   }
+  check_predictions(family, decoder.prediction.depth);
   auto network = decoder_network(std::move(decoder), layer);
   if (family.encoder != nullptr) network.encoder = family.encoder(config, network.config);
   return network;

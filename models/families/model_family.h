@@ -42,6 +42,9 @@ const ModelFamily* find_family(const std::string& model_type);
 /// The family of a config's model_type. Throws and lists the known ones if it is unknown.
 const ModelFamily& family_of(const HfConfig& config);
 
+/// Number of layers of multi-token prediction that config.json says its files have, of those that can be trained.
+int64_t prediction_depth(const HfConfig& config, const ModelFamily& family);
+
 /// Throws for unknown families, listing the known ones, and for unsupported settings.
 DecoderConfig decoder_config_from_hf(const HfConfig& config);
 /// The whole network. `change`: changes the configuration before the layers are described (flags).

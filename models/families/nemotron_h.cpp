@@ -123,7 +123,7 @@ const RegisterFamily kNemotronH({.model_type = "nemotron_h",
                                  .weight_files = {.renamings = {{"model.embed_tokens.", "backbone.embeddings."},
                                                                 {"model.norm.", "backbone.norm_f."},
                                                                 {"model.layers.", "backbone.layers."}},
-                                                  .prediction_layers = WeightFiles::PredictionLayers::kMtp}});
+                                                  .prediction_layers = WeightFiles::PredictionLayers::kOtherMtp}});
 
 }  // namespace
 }  // namespace megashard

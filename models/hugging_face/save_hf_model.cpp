@@ -24,6 +24,7 @@
 #include "models/families/model_family.h"
 #include "models/lora/lora.h"
 #include "models/model_config.h"
+#include "models/network/prediction_files.h"
 #include "parallel/collectives/agreement.h"
 
 namespace megashard {
@@ -70,7 +71,8 @@ OrderedJson common_fields(const ModelFamily& family, const DecoderConfig& networ
 /// Does not include tying and dtype, which the run determines.
 std::optional<OrderedJson> config_of_known_family(const DecoderConfig& network) {
   const bool known = network.norm == NormKind::kRmsNorm && !network.zero_centered_norm && network.gated_mlp &&
-                     network.positions == PositionKind::kRotary && network.rotary.fraction == 1 && !network.latent;
+                     network.positions == PositionKind::kRotary && network.rotary.fraction == 1 && !network.latent &&
+                     network.prediction.depth == 0;
   if (!known) return std::nullopt;
   for (const auto& family : model_families()) {
     const auto switches = family.write_switches == nullptr ? std::nullopt : family.write_switches(network);
@@ -90,7 +92,7 @@ OrderedJson config_of_network(const DecoderConfig& network) {
       "flags; they need --normalization RMSNorm, --swiglu, --position-embedding-type rope, whole "
       "--rotary-percent, no --apply-layernorm-1p, with --qk-layernorm or --add-qkv-bias also "
       "--disable-bias-linear, and with --num-experts --qk-layernorm, softmax scores without groups, factor "
-      "and --moe-router-dtype, and no shared expert. "
+      "and --moe-router-dtype, and no shared expert, and no --mtp-num-layers. "
       "Leave --save-hf out, or change the network");
 }
 
@@ -123,6 +125,8 @@ OrderedJson config_of_run(const Arguments& arguments, const HfConfig* file) {
   const auto network = file != nullptr ? network_of(arguments, *file).config : decoder_config(arguments);
   auto config = file != nullptr ? file->json() : config_of_network(network);
   config["tie_word_embeddings"] = network.tie_word_embeddings;
+  if (network.prediction.depth > 0)
+    config[prediction_depth_key(family_of(*file).weight_files)] = network.prediction.depth;
   write_dtype(config, torch_dtype_name(hf_model_dtype(arguments)));
   return config;
 }

@@ -11,6 +11,7 @@
 #include "models/families/model_family.h"
 #include "models/hugging_face/match_weights.h"
 #include "models/lora/lora.h"
+#include "models/network/prediction_files.h"
 #include "models/register_models.h"
 
 namespace megashard {
@@ -40,7 +41,19 @@ std::string unknown_model(const Json& config) {
 
 std::shared_ptr<MultiModalModule> model_on_meta(const HfConfig& config) {
   InitTape tape;
-  return tape.construct([&] { return make_model(config, network_from_hf(config), {}); });
+  const auto network = network_from_hf(
+      config, [&](DecoderConfig& decoder) { decoder.prediction.depth = prediction_depth(config, family_of(config)); });
+  return tape.construct([&] { return make_model(config, network, {}); });
+}
+
+/// Weights need not have the prediction layers of config.json, or none of them.
+void allow_no_predictions(const std::vector<WeightTarget>& targets, WeightMismatch& mismatch) {
+  const auto predicts = [](const std::string& name) {
+    return name.find(std::string(".") + kPredictionLayers + ".") != name.npos;
+  };
+  const bool any = std::ranges::any_of(
+      targets, [&](const WeightTarget& target) { return predicts(target.names.front()) && !target.parts.empty(); });
+  if (!any) std::erase_if(mismatch.missing, predicts);
 }
 
 /// Rows of embeddings and head, if only these differ; nullopt otherwise.
@@ -109,6 +122,7 @@ WeightCheck::Problem WeightCheck::problem_of(const std::vector<TensorInfo>& weig
   WeightMismatch mismatch;
   Problem problem;
   const auto targets = match_weights(*model_, weights, mismatch);
+  allow_no_predictions(targets, mismatch);
   for (const auto& target : targets) {
     // Training can copy a missing untied head from the embeddings, but readers of the files cannot.
     problem.lacks_prefix = problem.lacks_prefix || target.is_bare;

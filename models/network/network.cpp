@@ -3,7 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <cmath>
 #include <iterator>
 
@@ -11,6 +11,7 @@
 #include "models/layers/latent_attention.h"
 #include "models/layers/mlp.h"
 #include "models/moe/moe.h"
+#include "models/network/prediction_files.h"
 
 namespace megashard {
 namespace {
@@ -165,34 +166,65 @@ Network decoder_network(DecoderConfig config, const DescribeLayer& layer) {
   if (config.positions == PositionKind::kRotary) network.rotaries.push_back(config.rotary);
   if (config.sliding_rotary) network.rotaries.push_back(*config.sliding_rotary);
   for (int64_t i = 0; i < config.num_layers; ++i) network.layers.push_back(layer(config, i));
+  for (int64_t k = 0; k < config.prediction.depth; ++k) network.prediction_layers.push_back(network.layers.back());
   network.config = std::move(config);
   return network;
 }
 
+namespace {
+
+/// A layer, and where it lies.
+struct PlacedLayer {
+  const LayerSpec& spec;
+  std::string path;  ///< of its branches, with its dot
+};
+
+/// Layers of one list, and the path of the list.
+struct LayerList {
+  const std::vector<LayerSpec>& layers;
+  std::string path;
+  std::string inside;  ///< path from an entry to its branches, with a dot; empty: the entry has them
+};
+
+std::array<LayerList, 2> layer_lists(const Network& network, const std::string& stack) {
+  return {{{network.layers, stack + "layers.", ""},
+           {network.prediction_layers, stack + kPredictionLayers + ".", std::string(kTransformerLayer) + "."}}};
+}
+
+std::vector<PlacedLayer> placed_layers(const Network& network, const std::string& stack) {
+  std::vector<PlacedLayer> placed;
+  for (const auto& [layers, path, inside] : layer_lists(network, stack)) {
+    for (size_t i = 0; i < layers.size(); ++i) placed.push_back({layers[i], path + std::to_string(i) + "." + inside});
+  }
+  return placed;
+}
+
+}  // namespace
+
 void for_each_part(const Network& network, const std::function<void(const PartSpec&)>& visit) {
-  for (const auto& layer : network.layers) {
-    for (const auto& branch : layer.branches) visit(*branch.part);
+  for (const auto& layer : placed_layers(network, "")) {
+    for (const auto& branch : layer.spec.branches) visit(*branch.part);
   }
 }
 
-bool keeps_fp32(const Network& network, const std::string& name) {
-  const auto dot = name.find('.');
-  size_t layer = 0;
-  const auto number = std::from_chars(name.data(), name.data() + name.size(), layer);
-  if (dot == name.npos || number.ptr != name.data() + dot || layer >= network.layers.size()) return false;
-  for (const auto& branch : network.layers[layer].branches) {
-    for (const auto& each : branch.part->names_in_fp32()) {
-      if (name.substr(dot + 1) == branch.name + "." + each) return true;
+bool keeps_fp32(const Network& network, const std::string& stack, const std::string& name) {
+  for (const auto& layer : placed_layers(network, stack)) {
+    if (!name.starts_with(layer.path)) continue;
+    for (const auto& branch : layer.spec.branches) {
+      for (const auto& each : branch.part->names_in_fp32()) {
+        if (name == layer.path + branch.name + "." + each) return true;
+      }
     }
   }
   return false;
 }
 
-WeightMap weight_map(const Network& network, const std::string& layers, const WeightFiles& files) {
-  WeightMap map{.renamings = files.renamings};
-  for (size_t i = 0; i < network.layers.size(); ++i) {
-    for (const auto& branch : network.layers[i].branches) {
-      auto groups = branch.part->weight_forms(layers + std::to_string(i) + "." + branch.name + ".", files);
+WeightMap weight_map(const Network& network, const std::string& stack, const WeightFiles& files) {
+  WeightMap map{.renamings = prediction_renamings(network.config, stack, files)};
+  map.renamings.insert(map.renamings.end(), files.renamings.begin(), files.renamings.end());
+  for (const auto& layer : placed_layers(network, stack)) {
+    for (const auto& branch : layer.spec.branches) {
+      auto groups = branch.part->weight_forms(layer.path + branch.name + ".", files);
       std::ranges::move(groups, std::back_inserter(map.groups));
     }
   }
@@ -201,13 +233,16 @@ WeightMap weight_map(const Network& network, const std::string& layers, const We
 
 double training_flops(const Network& network, int64_t sequences, int64_t sequence_length) {
   const auto& config = network.config;
-  double token = 6.0 * static_cast<double>(config.hidden_size) * static_cast<double>(config.vocab_size);
+  const auto hidden = static_cast<double>(config.hidden_size), depth = static_cast<double>(config.prediction.depth);
+  double token = 6 * hidden * static_cast<double>(config.vocab_size) * (1 + depth);
+  token += 6 * depth * (3 * hidden + 2 * hidden * hidden);  // norms and eh_proj
   for_each_part(network, [&](const PartSpec& part) { token += part.training_flops(sequence_length); });
   return token * static_cast<double>(sequences) * static_cast<double>(sequence_length);
 }
 
-std::vector<std::string> patterns_of_part(const Network& network, const std::string& layers, const std::string& part) {
-  if (part == "layer") return {layers + ".{*}"};
+namespace {
+
+void add_patterns(const LayerList& list, const std::string& part, std::vector<std::string>& patterns) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> found;  // path in a layer, and the layers that have it
   const auto add = [&](const std::string& path, int64_t layer) {
     const auto known = std::find_if(found.begin(), found.end(), [&](const auto& each) { return each.first == path; });
@@ -217,16 +252,29 @@ std::vector<std::string> patterns_of_part(const Network& network, const std::str
       known->second.push_back(layer);
     }
   };
-  for (size_t i = 0; i < network.layers.size(); ++i) {
+  for (size_t i = 0; i < list.layers.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
-    for (const auto& branch : network.layers[i].branches) {
+    for (const auto& branch : list.layers[i].branches) {
       for (const auto& path : branch.part->paths_of(part)) add(branch.name + (path.empty() ? "" : "." + path), index);
       if (branch.before && branch.part->norm_before() == part) add(branch.before->name, index);
     }
   }
-  std::vector<std::string> patterns;
   for (const auto& [path, of_layers] : found)
-    patterns.push_back(layers + "." + pattern_of(of_layers, network.layers.size()) + "." + path);
+    patterns.push_back(list.path + pattern_of(of_layers, list.layers.size()) + "." + list.inside + path);
+}
+
+}  // namespace
+
+std::vector<std::string> patterns_of_part(const Network& network, const std::string& stack, const std::string& part) {
+  std::vector<std::string> patterns;
+  for (const auto& list : layer_lists(network, stack)) {
+    if (list.layers.empty()) continue;
+    if (part == "layer") {
+      patterns.push_back(list.path + "{*}");
+    } else {
+      add_patterns(list, part, patterns);
+    }
+  }
   return patterns;
 }
 

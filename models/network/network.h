@@ -42,8 +42,9 @@ struct Network {
   DecoderConfig config{};  ///< sizes and switches of the whole network, in the terms of Megatron's flags
   std::vector<RotaryConfig> rotaries{};
   std::vector<LayerSpec> layers{};
-  NormSpec norm{};           ///< after the last layer
-  EncoderSpecPtr encoder{};  ///< null: text only
+  std::vector<LayerSpec> prediction_layers{};  ///< of the last layer's kind (PredictionLayer)
+  NormSpec norm{};                             ///< after the last layer
+  EncoderSpecPtr encoder{};                    ///< null: text only
 };
 
 /// Describes layer `index` of a network.
@@ -65,20 +66,22 @@ PartSpecPtr mlp_or_experts_of(const DecoderConfig& config, int64_t index);
 /// `router`: null: the configuration's (top_k_router).
 PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router = nullptr);
 
-/// Visits the parts of all layers.
+/// Visits the parts of all layers, and of those that predict.
 void for_each_part(const Network& network, const std::function<void(const PartSpec&)>& visit);
 
-/// True for a parameter or buffer that a part keeps in fp32; `name`: its path from a layer's list: "3.mlp.gate.weight".
-bool keeps_fp32(const Network& network, const std::string& name);
+// `stack`: path of the module with the layers (DecoderStack), with its dot: "model.".
 
-/// How files have the layers' weights; `layers`: path of the list, with its dot.
-WeightMap weight_map(const Network& network, const std::string& layers, const WeightFiles& files);
+/// True for a parameter or buffer that a part keeps in fp32.
+bool keeps_fp32(const Network& network, const std::string& stack, const std::string& name);
+
+/// How files have the layers' weights.
+WeightMap weight_map(const Network& network, const std::string& stack, const WeightFiles& files);
 
 /// Floating-point operations of forward and backward of `sequences` sequences, as Megatron counts them: recompute is
 /// not counted, and attention's scores only where the mask and the window allow them.
 double training_flops(const Network& network, int64_t sequences, int64_t sequence_length);
 
-/// Patterns of the modules that Megatron calls `part` (FSDP2Mixin::patterns_of_part); `layers`: path of the list.
-std::vector<std::string> patterns_of_part(const Network& network, const std::string& layers, const std::string& part);
+/// Patterns of the modules that Megatron calls `part` (FSDP2Mixin::patterns_of_part).
+std::vector<std::string> patterns_of_part(const Network& network, const std::string& stack, const std::string& part);
 
 }  // namespace megashard

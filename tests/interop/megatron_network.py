@@ -30,6 +30,7 @@ LATENT_PARTS = {"self_attention.linear_q_proj": "self_attn.q_proj",
                 "self_attention.kv_layernorm": "self_attn.kv_a_layernorm"}
 LEAVES = {"mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
           "mlp.shared_experts.gate_weight": "mlp.shared_expert_gate.weight"}
+PREDICTING = "mtp.layers."
 BATCH, LENGTH = 2, 17
 
 
@@ -42,8 +43,14 @@ def by_our_names(tensors, config):
         if part in PARTS:
             found[f"{PARTS[part]}.{leaf}"] = tensor
             continue
-        layer, part = part.removeprefix("decoder.layers.").split(".", 1)
-        ours = f"model.layers.{layer}."
+        predicts = part.startswith(PREDICTING)
+        layer, part = part.removeprefix("decoder.layers.").removeprefix(PREDICTING).split(".", 1)
+        ours = f"model.mtp_layers.{layer}." if predicts else f"model.layers.{layer}."
+        if predicts and not part.startswith("transformer_layer."):
+            found[f"{ours}{part}.{leaf}"] = tensor
+            continue
+        if predicts:
+            ours, part = f"{ours}transformer_layer.", part.removeprefix("transformer_layer.")
         if f"{part}.{leaf}" in LEAVES:
             found[ours + LEAVES[f"{part}.{leaf}"]] = tensor
         elif part.startswith("mlp.experts."):
@@ -104,6 +111,28 @@ def layers_of(config, case):
     return get_gpt_layer_local_spec(normalization=config.normalization, **case["layer"])
 
 
+def prediction_of(config, layers):
+    if config.mtp_num_layers is None:
+        return None
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
+
+    return get_gpt_mtp_block_spec(config, layers, use_transformer_engine=False)
+
+
+def predicted_losses():
+    """The list that gets the loss of each prediction layer: GPTModel only makes its gradient."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+
+    losses, apply = [], torch.autograd.Function.__dict__["apply"].__get__(None, MTPLossAutoScaler)
+
+    def note(hidden, loss):
+        losses.append(loss.detach().sum())
+        return apply(hidden, loss)
+
+    MTPLossAutoScaler.apply = note
+    return losses
+
+
 def run(folder, case):
     from megatron.core.activations import squared_relu
     from megatron.core.models.gpt import GPTModel
@@ -115,7 +144,9 @@ def run(folder, case):
     kind = MLATransformerConfig if given.get("multi_latent_attention") else TransformerConfig
     config = kind(use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0, masked_softmax_fusion=False,
                   bias_dropout_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False, **given)
-    model = GPTModel(config, layers_of(config, case), **case["model"])
+    layers = layers_of(config, case)
+    model = GPTModel(config, layers, mtp_block_spec=prediction_of(config, layers), **case["model"])
+    model.eval()  # the log of prediction layers needs a GPU in training
     corrections = {name: each for name, each in model.named_buffers() if name.endswith(".expert_bias")}
     for name, parameter in [*model.named_parameters(), *corrections.items()]:  # norms and biases prove more if random
         torch.nn.init.normal_(parameter, 1.0 if name.endswith("norm.weight") else 0.0, 0.3)
@@ -123,10 +154,13 @@ def run(folder, case):
     tokens, labels = (torch.randint(0, vocabulary, (BATCH, LENGTH)) for _ in range(2))
     mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).triu(1)
     positions = torch.arange(LENGTH).expand(BATCH, -1)
-    with torch.no_grad():
-        logits = model(tokens, positions, mask)
+    outputs = []
+    model.output_layer.register_forward_hook(
+        lambda module, inputs, output: outputs.append(output[0].detach().clone()))  # the loss overwrites them
+    predicted = predicted_losses()
     loss = model(tokens, positions, mask, labels=labels)
     loss.mean().backward()
+    logits, loss = outputs[-1].transpose(0, 1).contiguous(), loss.detach() + sum(predicted)
     gradients = with_halves(by_our_names({name: each.grad for name, each in model.named_parameters()}, config))
     gradients.setdefault("lm_head.weight", gradients["model.embed_tokens.weight"].clone())
     folder.mkdir()
@@ -134,7 +168,7 @@ def run(folder, case):
                for name, each in [*model.named_parameters(), *corrections.items()]}
     save_file(by_our_names(weights, config), folder / "model.safetensors")
     save_file({"tokens": tokens, "labels": labels}, folder / "input.bin")
-    save_file({"logits": logits, "loss": loss.detach()} | {f"grad.{name}": each for name, each in gradients.items()},
+    save_file({"logits": logits, "loss": loss} | {f"grad.{name}": each for name, each in gradients.items()},
               folder / "wanted.bin")
 
 

@@ -96,6 +96,14 @@ CASES = {
                            dict(position_embedding_type="rope")),
     "latents_and_experts": case([NO_BIAS, *ROPE, *LATENTS, *EXPERTS, ["--q-lora-rank", "18"]],
                                 NO_BIASES | MLA | MOE | dict(q_lora_rank=18), dict(position_embedding_type="rope")),
+    "predicting": case([NO_BIAS, *ROPE, ["--mtp-num-layers", "2"], ["--mtp-loss-scaling-factor", "0.7"],
+                        ["--untie-embeddings-and-output-weights"]],
+                       NO_BIASES | dict(mtp_num_layers=2, mtp_loss_scaling_factor=0.7),
+                       dict(position_embedding_type="rope", share_embeddings_and_output_weights=False)),
+    "predicting_with_experts": case([NO_BIAS, *ROPE, *LATENTS, *EXPERTS, ["--moe-layer-freq", "[0]*1+[1]*1"],
+                                     ["--mtp-num-layers", "1"]],
+                                    NO_BIASES | MLA | MOE | dict(moe_layer_freq=[0, 1], mtp_num_layers=1),
+                                    dict(position_embedding_type="rope")),
     "norms_1p": case([["--apply-layernorm-1p"]], norms_less=1.0),  # megatron-core has them on GPUs alone
     "no_positions": case([["--position-embedding-type", "none"]], {}, dict(position_embedding_type="none")),
 }

@@ -65,8 +65,9 @@ const RotaryConfig kDynamicFrom6{.kind = RotaryConfig::Kind::kDynamic, .factor =
 const RotaryConfig kYarnFrom6{
     .kind = RotaryConfig::Kind::kYarn, .factor = 4, .original_max_positions = 6, .magnitude = 1.2};
 
-DecoderConfig grouped_network(int64_t kv_heads, const RotaryConfig& rotary = {}) {
+DecoderConfig grouped_network(int64_t kv_heads, const RotaryConfig& rotary = {}, int64_t predicted = 0) {
   DecoderConfig config;
+  config.prediction.depth = predicted;
   config.rotary = rotary;
   config.names.model = "GPTModel";
   config.vocab_size = 40;
@@ -100,8 +101,19 @@ LossAndGradients of_model(MultiModalModule& model, const Batch& whole) {
   return result;
 }
 
-LossAndGradients of_decoder(int64_t kv_heads, const RotaryConfig& rotary, const Batch& whole) {
-  DecoderModel model(decoder_network(grouped_network(kv_heads, rotary)));
+/// The ranks and the size of their ring; the network and the batch.
+struct SharedCase {
+  int ranks = 2;
+  int64_t ring = 1;
+  int64_t kv_heads = 4, length = 12;
+  bool masked = false;
+  RotaryConfig rotary{};
+  bool gives_positions = false;
+  int64_t predicted = 0;  // prediction layers
+};
+
+LossAndGradients of_decoder(const SharedCase& shared, const Batch& whole) {
+  DecoderModel model(decoder_network(grouped_network(shared.kv_heads, shared.rotary, shared.predicted)));
   testing::init_weights(model, 1);
   model.to(testing::device_of_tests());
   return of_model(model, whole);
@@ -128,19 +140,11 @@ void expect_same(const LossAndGradients& got, const LossAndGradients& expected, 
   }
 }
 
-/// The ranks and the size of their ring; the network and the batch.
-struct SharedCase {
-  int ranks = 2;
-  int64_t ring = 1;
-  int64_t kv_heads = 4, length = 12;
-  bool masked = false;
-  RotaryConfig rotary{};
-  bool gives_positions = false;
-};
-
 void expect_losses_of_one_rank(std::initializer_list<SharedCase> cases) {
-  for (const auto& [ranks, ring, kv_heads, length, masked, rotary, gives_positions] : cases) {
-    SCOPED_TRACE(c10::str(ranks, " ranks, ring of ", ring, ", ", kv_heads, " key heads, length ", length));
+  for (const SharedCase& shared : cases) {
+    const auto& [ranks, ring, kv_heads, length, masked, rotary, gives_positions, predicted] = shared;
+    SCOPED_TRACE(c10::str(ranks, " ranks, ring of ", ring, ", ", kv_heads, " key heads, length ", length, ", ",
+                          predicted, " predicted"));
     Batch whole;
     const auto on_host = at::TensorOptions(at::kLong).device(at::kCPU);
     whole.set(kTokens, at::randint(0, 40, {2, length}, on_host));
@@ -153,13 +157,12 @@ void expect_losses_of_one_rank(std::initializer_list<SharedCase> cases) {
       }
       whole.document_lengths = at::tensor(lengths, on_host);
     }
-    const auto expected = copied_to_host(of_decoder(kv_heads, rotary, whole));
-    run_ranks(ranks,
-              [&, ring = ring, kv_heads = kv_heads, length = length, rotary = rotary](const ProcessGroupPtr& world) {
-                Batch mine = whole;
-                mine.sequence = share_sequences(world, ring).with_length(length);
-                expect_same(of_decoder(kv_heads, rotary, mine), expected, mine.sequence);
-              });
+    const auto expected = copied_to_host(of_decoder(shared, whole));
+    run_ranks(ranks, [&](const ProcessGroupPtr& world) {
+      Batch mine = whole;
+      mine.sequence = share_sequences(world, shared.ring).with_length(shared.length);
+      expect_same(of_decoder(shared, mine), expected, mine.sequence);
+    });
   }
 }
 
@@ -172,7 +175,8 @@ TEST(Ulysses, LossesAndGradientsAreThoseOfOneRank) {
                              {.rotary = kLongerThan6, .gives_positions = true},
                              {.rotary = kDynamicFrom6},
                              {.rotary = kDynamicFrom6, .gives_positions = true},
-                             {.rotary = kYarnFrom6}});
+                             {.rotary = kYarnFrom6},
+                             {.ranks = 4, .length = 9, .masked = true, .predicted = 2}});
 }
 
 TEST(Ring, LossesAndGradientsAreThoseOfOneRank) {
@@ -181,7 +185,8 @@ TEST(Ring, LossesAndGradientsAreThoseOfOneRank) {
                              {.ranks = 4, .ring = 2, .kv_heads = 1, .length = 16, .masked = true},
                              {.ring = 2, .rotary = kLongerThan6, .gives_positions = true},
                              {.ring = 2, .rotary = kDynamicFrom6, .gives_positions = true},
-                             {.ring = 2, .rotary = kYarnFrom6}});
+                             {.ring = 2, .rotary = kYarnFrom6},
+                             {.ring = 2, .masked = true, .predicted = 2}});
 }
 
 at::Tensor grids(std::initializer_list<int64_t> values) {

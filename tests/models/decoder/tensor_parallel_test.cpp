@@ -56,7 +56,16 @@ DecoderConfig gpt_config() {
   return config;
 }
 
-DecoderConfig config_of(const std::string& family) { return family == "gpt" ? gpt_config() : family_config(family); }
+DecoderConfig predicting_config() {
+  auto config = family_config("qwen3_moe");
+  config.prediction.depth = 2;
+  return config;
+}
+
+DecoderConfig config_of(const std::string& family) {
+  if (family == "predicting") return predicting_config();
+  return family == "gpt" ? gpt_config() : family_config(family);
+}
 
 std::shared_ptr<DecoderModel> make(const DecoderConfig& config, TensorParallelRanksPtr ranks = nullptr) {
   BuildContext context;
@@ -117,14 +126,14 @@ void expect_parity(const std::string& family, const Layout& layout) {
 }
 
 TEST(TensorParallelDecoder, EveryFamilyTrainsAsTheWholeModel) {
-  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "gpt"}) {
+  for (const char* family : {"llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "gpt", "predicting"}) {
     expect_parity(family, {.pieces = 2});
     expect_parity(family, {.pieces = 2, .sequence_parallel = true});
   }
 }
 
 TEST(TensorParallelDecoder, PiecesAreSharded) {
-  for (const char* family : {"qwen3", "qwen3_moe", "gpt"}) {
+  for (const char* family : {"qwen3", "qwen3_moe", "gpt", "predicting"}) {
     expect_parity(family, {.pieces = 2, .sharding = 2});
     expect_parity(family, {.pieces = 2, .sharding = 2, .sequence_parallel = true});
   }

@@ -50,19 +50,28 @@ TEST(NetworkFlops, CountMatrixProducts) {
   sparse.moe = {.num_experts = 8, .experts_per_token = 2, .intermediate_size = 5, .dense_layers = {0}};
   EXPECT_DOUBLE_EQ(training_flops(decoder_network(sparse), 3, 16),
                    expected + 6 * kTokens * 3 * (2 * 2 * kHidden * 5 - 2 * kHidden * kFfn));
+
+  auto predicting = small_config();
+  predicting.prediction.depth = 2;  // each with three norms, eh_proj and the head
+  EXPECT_DOUBLE_EQ(training_flops(decoder_network(predicting), 3, 16),
+                   expected + 6 * kTokens * 2 * (layer + kHidden * kVocab + 3 * kHidden + 2 * kHidden * kHidden));
 }
 
 TEST(NetworkPatterns, NameThePartsOfMegatron) {
   auto config = small_config();
   config.moe = {.num_experts = 8, .experts_per_token = 2, .intermediate_size = 5, .dense_layers = {0, 2}};
+  config.prediction.depth = 1;
   const auto network = decoder_network(config);
-  const auto patterns = [&](const char* part) { return patterns_of_part(network, "model.layers", part); };
-  EXPECT_THAT(patterns("layer"), ElementsAre("model.layers.{*}"));
+  const auto patterns = [&](const char* part) { return patterns_of_part(network, "model.", part); };
+  EXPECT_THAT(patterns("layer"), ElementsAre("model.layers.{*}", "model.mtp_layers.{*}"));
   EXPECT_THAT(patterns("mlp"), ElementsAre("model.layers.{0,2}.mlp"));
-  EXPECT_THAT(patterns("moe"), ElementsAre("model.layers.{1,3}.mlp"));
-  EXPECT_THAT(patterns("core_attn"), ElementsAre("model.layers.{*}.self_attn.core_attention"));
-  EXPECT_THAT(patterns("attn_norm"), ElementsAre("model.layers.{*}.input_layernorm"));
-  EXPECT_THAT(patterns("mlp_norm"), ElementsAre("model.layers.{*}.post_attention_layernorm"));
+  EXPECT_THAT(patterns("moe"), ElementsAre("model.layers.{1,3}.mlp", "model.mtp_layers.{*}.transformer_layer.mlp"));
+  EXPECT_THAT(patterns("core_attn"), ElementsAre("model.layers.{*}.self_attn.core_attention",
+                                                 "model.mtp_layers.{*}.transformer_layer.self_attn.core_attention"));
+  EXPECT_THAT(patterns("attn_norm"), ElementsAre("model.layers.{*}.input_layernorm",
+                                                 "model.mtp_layers.{*}.transformer_layer.input_layernorm"));
+  EXPECT_THAT(patterns("mlp_norm"), ElementsAre("model.layers.{*}.post_attention_layernorm",
+                                                "model.mtp_layers.{*}.transformer_layer.post_attention_layernorm"));
   EXPECT_THAT(patterns("tower_layer"), IsEmpty());
 }
 
@@ -76,17 +85,20 @@ class Fp32Router final : public RouterSpec {
 TEST(NetworkDtypes, APartNamesWhatStaysInFp32) {
   auto config = small_config();
   config.moe = {.num_experts = 8, .experts_per_token = 2, .intermediate_size = 5, .dense_layers = {0}};
+  config.prediction.depth = 1;
   const auto network = decoder_network(config, [](const DecoderConfig& common, int64_t index) {
     auto layer = decoder_layer(common, index);
     if (common.moe.is_sparse(index)) layer.branches[1].part = experts_of(common, std::make_shared<Fp32Router>());
     return layer;
   });
-  EXPECT_TRUE(keeps_fp32(network, "1.mlp.gate.weight"));
-  EXPECT_FALSE(keeps_fp32(network, "0.mlp.gate.weight")) << "has no experts";
-  EXPECT_FALSE(keeps_fp32(network, "1.mlp.experts.gate_up_proj"));
-  EXPECT_FALSE(keeps_fp32(network, "1.self_attn.gate.weight"));
-  EXPECT_FALSE(keeps_fp32(network, "4.mlp.gate.weight")) << "there are four layers";
-  EXPECT_FALSE(keeps_fp32(network, "norm.weight"));
+  const auto keeps = [&](const std::string& name) { return keeps_fp32(network, "model.", "model." + name); };
+  EXPECT_TRUE(keeps("layers.1.mlp.gate.weight"));
+  EXPECT_TRUE(keeps("mtp_layers.0.transformer_layer.mlp.gate.weight"));
+  EXPECT_FALSE(keeps("layers.0.mlp.gate.weight")) << "has no experts";
+  EXPECT_FALSE(keeps("layers.1.mlp.experts.gate_up_proj"));
+  EXPECT_FALSE(keeps("layers.1.self_attn.gate.weight"));
+  EXPECT_FALSE(keeps("layers.4.mlp.gate.weight")) << "there are four layers";
+  EXPECT_FALSE(keeps("norm.weight"));
 }
 
 }  // namespace
