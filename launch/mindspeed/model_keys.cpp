@@ -28,6 +28,14 @@ void take_frozen(const V& value, R&, A& arguments) {
   arguments.freeze_modules.insert(arguments.freeze_modules.end(), patterns.begin(), patterns.end());
 }
 
+void take_predictions(const V& value, R&, A& arguments) {
+  if (value.integer(0) > 0) set_unless_given("--mtp-num-layers", value, arguments);
+}
+
+void take_prediction_scale(const V& value, R&, A& arguments) {
+  if (!arguments.is_given("mtp_loss_scaling_factor")) arguments.mtp_loss_scaling_factor = value.number();
+}
+
 template <std::optional<bool> R::*field>
 void take_freeze(const V& value, R& run, A&) {
   run.*field = value.boolean();
@@ -63,11 +71,11 @@ const MindSpeedKey kModel[] = {
     {"init_from_hf_path", take_folder},
     {"model_name_or_path", take_folder},
     {"freeze", take_frozen},
-    {"mtp_num_layers", nullptr, "0", "no model here predicts several tokens"},
+    {"mtp_num_layers", take_predictions},
     {"text_encoder", nullptr, "", kSees},
     {"video_encoder", nullptr, "", kSees},
     {"audio_encoder", nullptr, "", kSees},
-    {"mtp_loss_scaling_factor"},
+    {"mtp_loss_scaling_factor", take_prediction_scale},
     {"trust_remote_code"},
     {"attn_implementation"},
     {"img_context_token_id"},  // defined in config.json

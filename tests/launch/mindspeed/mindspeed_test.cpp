@@ -123,10 +123,13 @@ TEST_F(MindSpeed, SectionsStandBesideGptArgs) {
                                         "model:\n  model_id: qwen3_vl\n  init_from_hf_path: other\n  image_encoder: "
                                         "{vision_encoder: {num_layers: 27, freeze: true}, vision_projector: {freeze: "
                                         "false}}\n  text_decoder: {freeze: false, activation_offload: true}\n  "
-                                        "loss_cfg: {loss_type: per_token_loss}\n");
+                                        "loss_cfg: {loss_type: per_token_loss}\n  mtp_num_layers: 2\n  "
+                                        "mtp_loss_scaling_factor: 0.3\n");
   const auto [line, told] = apply({file});
   EXPECT_EQ(line.arguments.hf_model, "other");
   EXPECT_TRUE(line.arguments.calculate_per_token_loss);
+  EXPECT_EQ(line.arguments.mtp_num_layers, 2);
+  EXPECT_EQ(line.arguments.mtp_loss_scaling_factor, 0.3);
   EXPECT_FALSE(line.arguments.shuffle_conversations);
   EXPECT_TRUE(line.arguments.neat_packing);
   EXPECT_THAT(line.arguments.freeze_modules,
@@ -189,7 +192,6 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
       {"model_id: qwen3_vl_moe", "model_id: wan2_2",
        ":5: model_id wan2_2 is no model that this program has; it has qwen2_5vl, qwen3_vl, qwen3_vl_moe"},
       {"freeze: [model.visual]", "freez: [model.visual]", "unknown key \"model.freez\"; did you mean freeze?"},
-      {"freeze: [model.visual]", "mtp_num_layers: 2", "model.mtp_num_layers is 2, but no model here predicts several"},
       {"freeze: [model.visual]", "text_encoder: {a: 1}", "model.text_encoder is given, but no model of this program"},
       {"loss_type: default", "loss_type: per_sample_loss", "features.loss_cfg.loss_type is per_sample_loss; the loss"},
       {"clip_grad: 0.0", "quantization_plan: {recipe_name: mxfp8}",
