@@ -181,7 +181,7 @@ TEST(OptionsHelp, RefusedFlagsAndValuesStandAtTheEnd) {
   const auto end = help.find("\nknown, but refused:\n");
   ASSERT_NE(end, help.npos);
   EXPECT_LT(help.find("\naccepted, without effect here:\n"), end);
-  for (const char* refused : {"--grad-reduce-in-bf16", "--mtp-num-layers", "--pipeline-model-parallel-size",
+  for (const char* refused : {"--grad-reduce-in-bf16", "--is-hybrid-model", "--pipeline-model-parallel-size",
                               "--optimizer dist_muon", "--ckpt-format zarr", "--dataloader-type external"})
     EXPECT_GT(help.find(std::string("  ") + refused), end) << refused;
 }

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kWords = 11, kRows = 4, kLength = 6;
 constexpr double kAuxCoefficient = 0.5, kBeta = 0.3;
+constexpr double kAuxTokens = 7;
 
 /// Counts the words of each step, and keeps those of the last.
 class WordCounter : public torch::nn::Module, public EndsSteps {
@@ -34,7 +35,8 @@ class WordCounter : public torch::nn::Module, public EndsSteps {
   at::Tensor counts_;
 };
 
-/// Predicts a token from the one before it; its aux term is the size of its weights.
+/// Predicts a token from the one before it. Its aux terms are sizes of its weights; the second is said to be a mean
+/// over kAuxTokens.
 class Bigrams : public MultiModalModule {
  public:
   Bigrams()
@@ -47,7 +49,11 @@ class Bigrams : public MultiModalModule {
     const at::Tensor losses = at::cross_entropy_loss(logits, input.labels().flatten(), {}, at::Reduction::None);
     const at::Tensor size = weight.square().mean();
     return {.token_losses = losses.view(tokens.sizes()),
-            .aux = {{.name = "size", .value = size * kAuxCoefficient, .metric = size.detach()}}};
+            .aux = {{.name = "size", .value = size * kAuxCoefficient, .metric = size.detach()},
+                    {.name = "sum",
+                     .value = weight.sum() * kAuxCoefficient,
+                     .metric = size.detach(),
+                     .tokens = at::full({}, kAuxTokens, size.options())}}};
   }
   int64_t vocab_size() const override { return kWords; }
   void check_sequence_ranks(int64_t /*ranks*/) const override {}
@@ -117,6 +123,7 @@ Expected expected_of(const Case& of) {
     }
   }
   if (of.per_token) total = total + sum / terms;
+  total = total + weight.sum() * kAuxCoefficient * (of.per_token ? kAuxTokens * parts / terms : 1);
   total.backward();
   return {.gradient = weight.grad(), .words = words, .loss = sum.item<double>() / terms};
 }
@@ -165,7 +172,7 @@ TEST_P(TrainStepCases, GivesTheGradientOfTheWholeBatch) {
     world->all_reduce(sums, ReduceOp::kSum).wait();
     EXPECT_TRUE(model.counter->last.cpu().equal(expected.words)) << model.counter->last;
     EXPECT_EQ(step.metric_names().front(), std::string(of.objective) == "dpo" ? "dpo loss" : "lm loss");
-    EXPECT_EQ(step.metric_names().back(), "size");
+    EXPECT_EQ(step.metric_names().back(), "sum");
     EXPECT_NEAR((sums[0] / sums[1]).item<double>(), expected.loss, 1e-6);
     EXPECT_NEAR((sums[-2] / sums[-1]).item<double>(), before.square().mean().item<double>(), 1e-6);
   });
