@@ -90,8 +90,8 @@ struct AuxTerm {
   std::string name;   ///< of its metric: "load_balancing_loss"
   at::Tensor value;   ///< scalar fp32 with its coefficient; its gradient is that of the mean over the tokens
   at::Tensor metric;  ///< scalar without gradient: what the log shows
-  /// Scalar: how many tokens of the micro batch `value` is the mean over, by which --calculate-per-token-loss weighs it;
-  /// undefined: as many as the loss has terms.
+  /// Scalar: number of tokens that `value` is the mean over, by which --calculate-per-token-loss weighs it; undefined:
+  /// that of the loss's terms.
   at::Tensor tokens{};
 };
 

@@ -1,6 +1,6 @@
 // Nemotron-H and Nemotron 3: each layer is Mamba-2, attention without positions, an MLP, or experts.
+#include <array>
 #include <cmath>
-#include <map>
 
 #include "models/config/read_decoder_config.h"
 #include "models/families/model_family.h"
@@ -13,16 +13,14 @@ constexpr const char* kMamba = "linear_attention";
 
 /// The layers' kinds, from layers_block_type or from the letters of hybrid_override_pattern.
 std::vector<std::string> read_kinds(const HfConfig& config) {
-  static const std::map<std::string, std::string> known{
-      {"M", kMamba},    {"*", "full_attention"}, {"-", "mlp"},
-      {"E", "moe"},     {"mamba", kMamba},       {"attention", "full_attention"},
-      {kMamba, kMamba}, {"mlp", "mlp"},          {"full_attention", "full_attention"},
-      {"moe", "moe"}};
+  static constexpr std::array<std::array<std::string_view, 3>, 4> kKinds{
+      {{"M", "mamba", kMamba}, {"*", "attention", "full_attention"}, {"-", "", "mlp"}, {"E", "", "moe"}}};
   const auto kind = [&](const std::string& name) {
-    const auto found = known.find(name);
-    TORCH_CHECK(found != known.end(), config.path(), ": layers_block_type (or hybrid_override_pattern) has ", name,
+    for (const auto& names : kKinds) {
+      if (std::ranges::count(names, name) > 0) return std::string(names.back());
+    }
+    TORCH_CHECK(false, config.path(), ": layers_block_type (or hybrid_override_pattern) has ", name,
                 ", which is not supported; known are full_attention (*), linear_attention (M), mlp (-) and moe (E)");
-    return found->second;
   };
   std::vector<std::string> drawn;
   for (const char letter : config.get_or_null<std::string>("hybrid_override_pattern", ""))
@@ -31,7 +29,6 @@ std::vector<std::string> read_kinds(const HfConfig& config) {
   for (auto& each : kinds) each = kind(each);
   TORCH_CHECK(drawn.empty() || kinds == drawn, config.path(),
               ": layers_block_type and hybrid_override_pattern differ: keep the one that is right");
-  TORCH_CHECK(!kinds.empty(), config.path(), ": layers_block_type is missing");
   return kinds;
 }
 
@@ -45,10 +42,8 @@ DecoderConfig read_nemotron_h(const HfConfig& config) {
                                        .intermediate_size = 21504,
                                        .activation_key = "mlp_hidden_act",
                                        .activation = "relu2"});
-  TORCH_CHECK(network.num_layers == std::ssize(kinds), config.path(), ": num_hidden_layers ", network.num_layers,
-              ", and layers_block_type has ", kinds.size(), " layers");
-  config.require_computed(!network.tie_word_embeddings,
-                          "tie_word_embeddings must be false: transformers' class does not tie them");
+  TORCH_CHECK(network.num_layers == std::ssize(kinds), config.path(), ": num_hidden_layers must be ", kinds.size());
+  config.require_computed(!network.tie_word_embeddings, "tie_word_embeddings must be false, as in transformers' class");
   network.names.layer = "NemotronHBlock";
   network.norm_eps = config.get("layer_norm_epsilon", 1e-5);
   network.norm_in_fp32 = true;
@@ -60,10 +55,9 @@ DecoderConfig read_nemotron_h(const HfConfig& config) {
       read_grouped_moe(config, {.num_experts = 8, .experts_per_token = 2, .intermediate_size = 7688, .dense_layers = 0},
                        network.num_layers);
   for (const char* key : {"n_group", "topk_group"}) config.get<int64_t>(key, 1);  // null is an error here
-  network.moe.shared.intermediate_size = config.get<int64_t>("moe_shared_expert_intermediate_size", 7688);
+  network.moe.shared.intermediate_size = read_positive(config, "moe_shared_expert_intermediate_size", 7688);
   network.moe.latent_size = config.get_or_null<int64_t>("moe_latent_size", 0);
-  TORCH_CHECK(network.moe.shared.intermediate_size > 0 && network.moe.latent_size >= 0, config.path(),
-              ": moe_shared_expert_intermediate_size and moe_latent_size must be positive");
+  TORCH_CHECK(network.moe.latent_size >= 0, config.path(), ": moe_latent_size must be positive");
   network.moe.dense_layers =
       layers_where(network.num_layers, [&](int64_t layer) { return kinds[static_cast<size_t>(layer)] != "moe"; });
   network.names.moe = "NemotronHMoE";
@@ -74,10 +68,10 @@ DecoderConfig read_nemotron_h(const HfConfig& config) {
 PartSpecPtr mamba_of(const HfConfig& config, const DecoderConfig& network) {
   Mamba2Spec spec{.class_name = "NemotronHMamba2Mixer",
                   .hidden_size = network.hidden_size,
-                  .heads = config.get<int64_t>("mamba_num_heads", 128),
+                  .heads = read_positive(config, "mamba_num_heads", 128),
                   .groups = config.get_either<int64_t>("mamba_n_groups", "n_groups", 8),
-                  .head_dim = config.get<int64_t>("mamba_head_dim", 64),
-                  .state_dim = config.get<int64_t>("ssm_state_size", 128),
+                  .head_dim = read_positive(config, "mamba_head_dim", 64),
+                  .state_dim = read_positive(config, "ssm_state_size", 128),
                   .conv_width = config.get_either<int64_t>("mamba_d_conv", "conv_kernel", 4),
                   .conv_bias = config.get_either("mamba_conv_bias", "use_conv_bias", true),
                   .bias = config.get("use_bias", false),
@@ -85,13 +79,10 @@ PartSpecPtr mamba_of(const HfConfig& config, const DecoderConfig& network) {
                   .first_step = config.get_either("mamba_dt_min", "time_step_min", 0.001),
                   .last_step = config.get_either("mamba_dt_max", "time_step_max", 0.1),
                   .step_floor = config.get_either("mamba_dt_init_floor", "time_step_floor", 1e-4)};
-  TORCH_CHECK(spec.groups > 0 && spec.heads > 0 && spec.heads % spec.groups == 0 && spec.head_dim > 0 &&
-                  spec.state_dim > 0 && spec.conv_width > 0,
-              config.path(), ": mamba_num_heads ", spec.heads, " must be a multiple of n_groups ", spec.groups,
-              ", and these, mamba_head_dim, ssm_state_size and conv_kernel positive");
+  TORCH_CHECK(spec.groups > 0 && spec.heads % spec.groups == 0 && spec.conv_width > 0, config.path(),
+              ": mamba_num_heads ", spec.heads, " must be a multiple of n_groups, and conv_kernel positive");
   TORCH_CHECK(spec.first_step > 0 && spec.last_step >= spec.first_step && spec.step_floor > 0, config.path(),
               ": time_step_min, time_step_max and time_step_floor must be positive, in this order of size");
-  spec.least_step = spec.first_step;
   spec.norm = {.class_name = "NemotronHRMSNormGated",
                .width = spec.width(),
                .eps = network.norm_eps,

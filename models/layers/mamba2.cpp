@@ -78,7 +78,7 @@ class Mamba2 : public torch::nn::Module, public SelfInitializing {
     const int64_t width = spec_.width(), states = spec_.state_width();
     const auto values = convolved(x, 0, width);
     const auto own = [&](const at::Tensor& parameter) { return sequence.of_rank(parameter).to(at::kFloat); };
-    const auto steps = at::softplus(step.to(at::kFloat) + own(dt_bias_)).clamp_min(spec_.least_step);
+    const auto steps = at::softplus(step.to(at::kFloat) + own(dt_bias_)).clamp_min(spec_.first_step);
     const auto scanned = state_space_scan({.x = values,
                                            .step = steps,
                                            .rate = -own(a_log_).exp(),

@@ -20,8 +20,7 @@ struct Mamba2Spec {
   bool conv_bias = true;
   bool bias = false;  ///< gives the projections biases
   Activation activation = Activation::kSilu;
-  double least_step = 0;  ///< steps of time are not smaller
-  /// Range of the steps that dt_bias stands for at first, and their minimum.
+  /// Range of the steps of time that dt_bias stands for at first, and their minimum. No step is below first_step.
   double first_step = 0.001, last_step = 0.1, step_floor = 1e-4;
   NormSpec norm{};               ///< norms heads * head_dim channels
   double output_init_scale = 1;  ///< factor of the initialisation's std for out_proj

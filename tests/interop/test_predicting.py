@@ -17,7 +17,8 @@ from transformers_twin import check, gradients_of, make_model, model_logits, wit
 
 HYBRID = SIZES | LINEAR_HEADS | dict(num_hidden_layers=4, num_key_value_heads=2, head_dim=16)
 CASES = {
-    "deepseek_v3": (2, SIZES | LATENT | GROUPED | dict(num_key_value_heads=6, n_group=4, topk_group=2, num_nextn_predict_layers=2)),
+    "deepseek_v3": (2, SIZES | LATENT | GROUPED | dict(num_key_value_heads=6, n_group=4, topk_group=2,
+                                                       num_nextn_predict_layers=2)),
     "glm4_moe": (1, SIZES | GROUPED | dict(num_key_value_heads=2, head_dim=16, num_nextn_predict_layers=1)),
     "qwen3_5_text": (1, HYBRID | dict(mtp_num_hidden_layers=1)),
     "qwen3_5_moe_text": (1, HYBRID | SHARED | dict(mtp_num_hidden_layers=1)),

@@ -44,6 +44,20 @@ def test_nobody_includes_headers_that_take_seconds():
                 if header in TOO_WIDE]
 
 
+def test_a_family_is_a_small_file():
+    """No code elsewhere asks for one: what a family needs is a part, or a switch of the configuration."""
+    families = ROOT / "models" / "families"
+    texts = {path: path.read_text() for path in families.glob("*.cpp")}
+    types = set(re.findall(r'\.model_type = "(\w+)"', "".join(texts.values())))
+    sizes = sorted(text.count("\n") for path, text in texts.items() if "RegisterFamily k" in text)
+    assert len(types) > 40 and sizes[len(sizes) // 2] <= 60 and sizes[-1] <= 120
+    # MindSpeed-MM names models by words of its own.
+    others = [path for room in ROOMS for path in (ROOT / room).rglob("*.[ch]*")
+              if families not in path.parents and "mindspeed" not in path.parts]
+    assert not [f"{path.relative_to(ROOT)} names {word}" for path in others
+                for word in re.findall(r'"(\w+)"', path.read_text()) if word in types]
+
+
 LONGEST_LINE = 120
 NOT_OURS = (  # expected values, written by other programs
     "tests/golden/lr_schedule.json", "tests/golden/megatron_flags.txt", "tests/golden/mindspeed_flags.txt",

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kWords = 11, kRows = 4, kLength = 6;
 constexpr double kAuxCoefficient = 0.5, kBeta = 0.3;
-constexpr double kAuxTokens = 7;
+constexpr double kAuxTokens = 7, kSumCoefficient = 0.01;
 
 /// Counts the words of each step, and keeps those of the last.
 class WordCounter : public torch::nn::Module, public EndsSteps {
@@ -51,7 +51,7 @@ class Bigrams : public MultiModalModule {
     return {.token_losses = losses.view(tokens.sizes()),
             .aux = {{.name = "size", .value = size * kAuxCoefficient, .metric = size.detach()},
                     {.name = "sum",
-                     .value = weight.sum() * kAuxCoefficient,
+                     .value = weight.sum() * kSumCoefficient,
                      .metric = size.detach(),
                      .tokens = at::full({}, kAuxTokens, size.options())}}};
   }
@@ -123,7 +123,7 @@ Expected expected_of(const Case& of) {
     }
   }
   if (of.per_token) total = total + sum / terms;
-  total = total + weight.sum() * kAuxCoefficient * (of.per_token ? kAuxTokens * parts / terms : 1);
+  total = total + weight.sum() * kSumCoefficient * (of.per_token ? kAuxTokens * parts / terms : 1);
   total.backward();
   return {.gradient = weight.grad(), .words = words, .loss = sum.item<double>() / terms};
 }
