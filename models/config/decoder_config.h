@@ -15,8 +15,10 @@ enum class PositionKind { kRotary, kLearned, kNone };
 
 /// Rotary embedding parameters, as in transformers' ROPE_INIT_FUNCTIONS of these names.
 struct RotaryConfig {
-  enum class Kind { kDefault, kLinear, kLlama3, kYarn, kDynamic, kLongrope };
+  /// kProportional: the first `fraction` of all pairs of a head turn, at the angles of these pairs.
+  enum class Kind { kDefault, kLinear, kLlama3, kYarn, kDynamic, kLongrope, kProportional };
   Kind kind = Kind::kDefault;
+  int64_t head_dim = 0;  ///< of the heads that turn; 0: the network's
   double theta = 10000;
   double fraction = 1.0;  ///< rotated part of head_dim
   double factor = 1.0;
@@ -136,6 +138,19 @@ struct PredictionConfig {
   double loss_scale = 0.1;  ///< coefficient of the mean of their losses
 };
 
+/// Heads of some layers that are others than the network's.
+struct HeadSizes {
+  int64_t head_dim = 0, num_kv_heads = 0;
+
+  bool operator==(const HeadSizes&) const = default;
+};
+
+/// Gemma 4's embeddings of a token for each layer.
+struct LayerInputConfig {
+  int64_t size = 0;  ///< channels for a layer; 0: there are none
+  int64_t vocab_size = 0;
+};
+
 /// A decoder-only network, independent of its source.
 struct DecoderConfig {
   ModuleNames names{};
@@ -178,6 +193,13 @@ struct DecoderConfig {
   bool attention_out_bias = false;
   bool mlp_bias = false;
   std::optional<LatentConfig> latent{};
+  std::optional<HeadSizes> global_heads{};  ///< of layers without a window; unset: as the others
+  bool values_are_keys = false;             ///< layers without a window: values are keys before their norm and rotation
+  bool v_norm = false;                      ///< norms each head of values, without a weight
+  /// So many last layers attend to the keys and values of the last layer before them with, or without, a window.
+  int64_t shared_kv_layers = 0;
+  bool layer_scalars = false;  ///< multiplies a layer's output by a buffer
+  LayerInputConfig layer_inputs{};
   bool attention_gate = false;           ///< multiplies attention's output by sigmoid of further rows of q_proj
   bool attention_sinks = false;          ///< gives each head a parameter: the score of a key without a value
   bool qk_norm = false;                  ///< norms each head of queries and keys
@@ -194,6 +216,14 @@ struct DecoderConfig {
   PredictionConfig prediction{};
 
   bool is_chunked(int64_t layer) const { return attention_chunk > 0 && std::ranges::count(chunked_layers, layer) > 0; }
+  bool takes_keys(int64_t layer) const { return layer >= num_layers - shared_kv_layers; }
+  /// The layer whose keys and values a layer takes; -1: there is none.
+  int64_t giver_of_keys(int64_t layer) const {
+    int64_t giver = num_layers - shared_kv_layers - 1;
+    while (giver >= 0 && is_sliding(giver) != is_sliding(layer)) --giver;
+    return giver;
+  }
+  bool gives_keys(int64_t layer) const { return shared_kv_layers > 0 && giver_of_keys(layer) == layer; }
   bool is_sliding(int64_t layer) const { return sliding_window > 0 && std::ranges::count(sliding_layers, layer) > 0; }
   /// True if the layer multiplies its queries by factors of the temperature.
   bool has_query_factors(int64_t layer) const {

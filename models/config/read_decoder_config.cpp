@@ -3,6 +3,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -143,6 +144,35 @@ void read_optional_windows(const HfConfig& config, DecoderConfig& network) {
   network.sliding_window = uses ? read_sliding_window(config, 4096) : 0;
   network.sliding_layers =
       read_sliding_layers(config, network, [&](int64_t layer) { return network.sliding_window > 0 && layer >= first; });
+}
+
+HeadSizes read_global_heads(const HfConfig& config, const DecoderConfig& network, HeadSizes published) {
+  if (const auto* layers = config.find("per_layer_config"); layers != nullptr) {
+    std::optional<HeadSizes> found;
+    std::vector<int64_t> listed;
+    bool fits = layers->is_object();
+    for (const auto& [name, keys] : layers->items()) {
+      const auto size = [&](const char* key, int64_t other) {
+        return keys.contains(key) ? config.need<int64_t>(keys, key) : other;
+      };
+      const HeadSizes sizes{size("head_dim", network.head_dim), size("num_key_value_heads", network.num_kv_heads)};
+      fits = fits && keys.size() == keys.count("head_dim") + keys.count("num_key_value_heads") &&
+             found.value_or(sizes) == sizes;
+      found = sizes;
+      std::from_chars(name.data(), name.data() + name.size(), listed.emplace_back(-1));
+    }
+    std::ranges::sort(listed);
+    const auto global = layers_where(network.num_layers, [&](int64_t layer) { return !network.is_sliding(layer); });
+    TORCH_CHECK(fits && listed == global, config.path(),
+                ": per_layer_config must give each layer of full_attention the same head_dim and num_key_value_heads, "
+                "and nothing else, got ",
+                layers->dump());
+    published = found.value_or(published);
+  }
+  TORCH_CHECK(published.head_dim > 0 && published.num_kv_heads > 0 && network.num_heads % published.num_kv_heads == 0,
+              config.path(), ": the ", published.num_kv_heads, " key and value heads of layers of full_attention, of ",
+              published.head_dim, " channels, must divide num_attention_heads ", network.num_heads);
+  return published;
 }
 
 std::string read_layer_type(const HfConfig& config, const std::vector<std::string>& known, int64_t num_layers,

@@ -72,6 +72,10 @@ void read_window_of_all_layers(const HfConfig& config, DecoderConfig& network);
 /// Reads windows if use_sliding_window is set, as in Qwen: for the layers of layer_types, or from max_window_layers on.
 void read_optional_windows(const HfConfig& config, DecoderConfig& network);
 
+/// Heads of the layers without a window: transformers' per_layer_config, which must say the same of all of them and
+/// nothing else; `published` without it. Throws unless the key heads divide the heads.
+HeadSizes read_global_heads(const HfConfig& config, const DecoderConfig& network, HeadSizes published);
+
 /// Reads the entry of layer_types (`key`) for layer `index`. Throws unless it is one of `known`, and there is one for
 /// each layer.
 std::string read_layer_type(const HfConfig& config, const std::vector<std::string>& known, int64_t num_layers,

@@ -267,6 +267,28 @@ std::pair<RotaryConfig, RotaryConfig> read_rotary_by_layer(const HfConfig& confi
   return {read_rope(config, std::move(full), {}, network), read_rope(config, std::move(sliding), {}, network)};
 }
 
+RotaryConfig read_rotary_of(const HfConfig& config, const char* layers, RotaryConfig defaults) {
+  for (const char* key : {"rope_theta", kScaling, kPart})
+    config.require_computed(
+        config.find(key) == nullptr, key,
+        " is not read by transformers for this family; put it into rope_parameters, or take it out");
+  const auto* parameters = config.find(kParameters);
+  if (parameters == nullptr) return defaults;
+  const Rope rope = read_object(config, std::string(kParameters) + "." + layers, HfConfig::find(*parameters, layers));
+  const RopeReader reader(config, rope);
+  const auto type = rope.keys.value("rope_type", Json("default"));
+  TORCH_CHECK(type == "default" || type == "proportional", reader.place(), ".rope_type ", type.dump(),
+              " is not supported; known are default and proportional");
+  const double part = reader.get(kPart, 1);
+  TORCH_CHECK(type == "proportional" || part == 1, reader.place(), ".", kPart, " belongs to rope_type proportional");
+  TORCH_CHECK(part >= 0 && part <= 1, reader.place(), ".", kPart, " must be from 0 to 1, got ", part);
+  defaults.kind = type == "default" ? Kind::kDefault : Kind::kProportional;
+  defaults.fraction = part;
+  defaults.theta = reader.positive("rope_theta");
+  defaults.factor = type == "proportional" && reader.has("factor") ? reader.positive("factor") : 1;
+  return defaults;
+}
+
 const nlohmann::ordered_json& position_keys(const HfConfig& config) {
   static const Json none = Json::object();
   const auto* scaling = config.find(kScaling);

@@ -20,6 +20,10 @@ std::pair<RotaryConfig, RotaryConfig> read_rotary_by_layer(const HfConfig& confi
                                                            const char* sliding_key, double sliding_theta,
                                                            const DecoderConfig& network);
 
+/// rope_parameters of the layers of this type, or `defaults` without rope_parameters (Gemma 4): rope_type default or
+/// proportional.
+RotaryConfig read_rotary_of(const HfConfig& config, const char* layers, RotaryConfig defaults);
+
 /// The object that says the positions: rope_scaling if it has keys, else rope_parameters. Empty if there is none.
 const nlohmann::ordered_json& position_keys(const HfConfig& config);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/ones.h>
 
 #include <utility>
 
@@ -31,6 +32,7 @@ DecoderLayer::DecoderLayer(const LayerSpec& spec, const BuildContext& context)
     branches_[i].before = norm(spec.branches[i].before);
     branches_[i].after = norm(spec.branches[i].after);
   }
+  if (spec.scalar) scalar_ = register_buffer("layer_scalar", at::ones({1}));
 }
 
 at::Tensor DecoderLayer::as_added(at::Tensor branch) const {
@@ -56,9 +58,11 @@ LayerOutput DecoderLayer::forward(const at::Tensor& hidden, const Pass& pass) {
     if (!shares) normed.reset();
     if (result.balance.defined()) output.balance = std::move(result.balance);
     if (result.z.defined()) output.z = std::move(result.z);
+    if (result.given.keys.defined()) output.given = std::move(result.given);
     branch = as_added(each.after ? each.after->forward(result.hidden) : result.hidden);
   }
   output.hidden = output.hidden + branch;
+  if (scalar_.defined()) output.hidden = (output.hidden * scalar_).to(output.hidden.scalar_type());
   return output;
 }
 

@@ -34,6 +34,7 @@ class DecoderLayer : public torch::nn::Module {
   std::string class_name_;
   double dropout_, scale_;
   std::vector<BuiltBranch> branches_;
+  at::Tensor scalar_;  // [1]; undefined: none
 };
 
 }  // namespace megashard

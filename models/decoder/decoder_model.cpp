@@ -4,8 +4,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/stack.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <iterator>
@@ -20,16 +18,7 @@
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
-namespace {
-
-/// As a weight of that dtype holds it: sqrt(1152) is 34 in bf16.
-double rounded(double value, at::ScalarType dtype) {
-  const auto single = static_cast<float>(value);
-  if (dtype == at::kBFloat16) return static_cast<float>(c10::BFloat16(single));
-  return dtype == at::kHalf ? static_cast<float>(c10::Half(single)) : single;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 DecoderStack::DecoderStack(const Network& network, const BuildContext& context)
     : class_name_(network.config.names.decoder),
@@ -52,6 +41,11 @@ DecoderStack::DecoderStack(const Network& network, const BuildContext& context)
     layers->push_back(layers_.back());
   }
   norm_ = register_module("norm", std::make_shared<Hooked<Norm>>(network.norm, ranks_));
+  if (config.layer_inputs.size > 0) {
+    auto of_inputs = network.norm;
+    of_inputs.width = config.layer_inputs.size;
+    layer_inputs_.emplace(*this, config, std::move(of_inputs));
+  }
   if (!network.prediction_layers.empty()) {
     const auto list = register_module(kPredictionLayers, std::make_shared<torch::nn::ModuleListImpl>());
     for (const auto& layer : network.prediction_layers) {
@@ -122,11 +116,13 @@ StackOutput DecoderStack::forward(const Batch& input, const InjectedEmbeddings& 
     positions = input.sequence.rows_of(at::arange(input.sequence.length, tokens.options()).unsqueeze(0), 1);
   }
   auto hidden = embed(tokens, positions, injected);
-  const auto pass = pass_of(input, hidden, positions);
+  auto pass = pass_of(input, hidden, positions);
+  if (layer_inputs_) pass.layer_inputs = layer_inputs_->forward(tokens, hidden);
   std::vector<at::Tensor> balance, z;  // layers with experts
   const auto take = [&](LayerOutput output) {
     if (output.balance.defined()) balance.push_back(std::move(output.balance));
     if (output.z.defined()) z.push_back(std::move(output.z));
+    if (output.given.keys.defined()) pass.shared_keys[output.given.place] = std::move(output.given);
     return std::move(output.hidden);
   };
   for (size_t i = 0; i < layers_.size(); ++i) {

@@ -10,6 +10,7 @@
 
 #include "models/decoder/decoder_layer.h"
 #include "models/decoder/prediction_layer.h"
+#include "models/layers/layer_inputs.h"
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
 #include "models/moe/expert_parallel.h"
@@ -58,6 +59,7 @@ class DecoderStack : public torch::nn::Module {
   std::vector<std::shared_ptr<Hooked<DecoderLayer>>> layers_;
   std::vector<std::shared_ptr<Hooked<PredictionLayer>>> prediction_layers_;
   std::shared_ptr<Hooked<Norm>> norm_;
+  std::optional<LayerInputs> layer_inputs_;
   std::vector<std::shared_ptr<Hooked<RotaryEmbedding>>> rotaries_;
 };
 

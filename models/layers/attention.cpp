@@ -50,7 +50,9 @@ class AttentionPart final : public PartSpec {
     const double chunk = spec_.chunk > 0 ? std::min(static_cast<double>(spec_.chunk), length) : 0;
     const double keys = chunk > 0 ? chunk / 2 : window - window * window / (2.0 * length);
     const double gate = spec_.output_gate ? hidden / 2 : 0;
-    return 12.0 * static_cast<double>(spec_.head_dim) * heads * (hidden + gate + hidden * groups / heads + keys);
+    const double projections = spec_.sharing == AttentionSpec::Sharing::kTake ? 0 : spec_.values_are_keys ? 0.5 : 1;
+    return 12.0 * static_cast<double>(spec_.head_dim) * heads *
+           (hidden + gate + projections * hidden * groups / heads + keys);
   }
   std::vector<SharedSize> sizes_over_ranks() const override {
     return {{spec_.num_heads, "attention heads"}, {spec_.num_kv_heads, "key and value heads"}};
@@ -70,7 +72,11 @@ class AttentionPart final : public PartSpec {
   }
   std::vector<std::string> paths_of(const std::string& megatron_part) const override {
     if (megatron_part == "core_attn") return {"core_attention"};
-    if (megatron_part == "qkv_linear") return {"q_proj", "k_proj", "v_proj"};
+    if (megatron_part == "qkv_linear") {
+      if (spec_.sharing == AttentionSpec::Sharing::kTake) return {"q_proj"};
+      return spec_.values_are_keys ? std::vector<std::string>{"q_proj", "k_proj"}
+                                   : std::vector<std::string>{"q_proj", "k_proj", "v_proj"};
+    }
     return megatron_part == "attn_proj" ? std::vector<std::string>{"o_proj"} : std::vector<std::string>{};
   }
   std::vector<WeightGroup> weight_forms(const std::string& path, const WeightFiles& files) const override {
@@ -135,7 +141,10 @@ Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
       output_gate_(spec.output_gate),
       window_(spec.window),
       chunked_(spec.chunk > 0),
-      query_factors_(spec.query_factors) {
+      query_factors_(spec.query_factors),
+      values_are_keys_(spec.values_are_keys),
+      sharing_(spec.sharing),
+      shared_place_(spec.shared_place) {
   const int64_t hidden = spec.hidden_size;
   const int64_t queries = spec.num_heads * head_dim_;
   const int64_t keys = spec.num_kv_heads * head_dim_;
@@ -143,9 +152,11 @@ Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
     const Linear::Options options{.in = hidden, .out = out, .bias = spec.qkv_bias};
     return register_module(name, std::make_shared<Hooked<ColumnParallelLinear>>(options, ranks_));
   };
-  const auto q_proj = projection("q_proj", output_gate_ ? 2 * queries : queries);
-  const auto k_proj = projection("k_proj", keys);
-  projections_ = JointLinears({q_proj, k_proj, projection("v_proj", keys)});
+  const bool takes_keys = sharing_ == AttentionSpec::Sharing::kTake;
+  JointLinears::Layers projections{projection("q_proj", output_gate_ ? 2 * queries : queries)};
+  if (!takes_keys) projections.push_back(projection("k_proj", keys));
+  if (!takes_keys && !values_are_keys_) projections.push_back(projection("v_proj", keys));
+  projections_ = JointLinears(std::move(projections));
   const Linear::Options options{
       .in = queries, .out = hidden, .bias = spec.out_bias, .init_scale = spec.output_init_scale};
   o_proj_ = register_module("o_proj", std::make_shared<Hooked<RowParallelLinear>>(options, ranks_));
@@ -161,7 +172,12 @@ Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
     return register_module(name, std::make_shared<Hooked<Norm>>(std::move(of_heads), ranks_, NormInput::kHeads));
   };
   q_norm_ = norm("q_norm", queries);
+  if (takes_keys) return;
   k_norm_ = norm("k_norm", keys);
+  if (!spec.norms_values) return;
+  auto of_values = *spec.head_norm;
+  of_values.weight = false;
+  v_norm_ = register_module("v_norm", std::make_shared<Hooked<Norm>>(std::move(of_values), ranks_, NormInput::kHeads));
 }
 
 std::vector<at::Tensor> Attention::heads_of(const std::vector<at::Tensor>& projected,
@@ -171,14 +187,21 @@ std::vector<at::Tensor> Attention::heads_of(const std::vector<at::Tensor>& proje
     heads[0] = q_norm_->forward(heads[0]);
     heads[1] = k_norm_->forward(heads[1]);
   }
+  if (v_norm_) heads[2] = v_norm_->forward(heads[2]);
   return heads;
+}
+
+at::Tensor Attention::turned_queries(const at::Tensor& projected, const RotaryTables& rotary) const {
+  const auto q = projected.view({projected.size(0), projected.size(1), num_heads_, head_dim_});
+  const auto normed = q_norm_ ? q_norm_->forward(q) : q;
+  return rotary.cos.defined() ? rotate(normed, rotary.cos, rotary.sin) : normed;
 }
 
 std::vector<at::Tensor> Attention::turned_heads(const std::vector<at::Tensor>& projected,
                                                 const RotaryTables& rotary) const {
   const auto& [cos, sin] = rotary;
   const bool turns = cos.defined(), norms = q_norm_ && !norms_rotated_;
-  if (turns && !norms && !rotary_interleaved_ && can_rotate_columns(projected, cos))
+  if (turns && !norms && !rotary_interleaved_ && !values_are_keys_ && can_rotate_columns(projected, cos))
     return rotate_columns_(projected, head_dim_, cos, sin);
   const auto cut = [&](const at::Tensor& x, int64_t heads) { return x.view({x.size(0), x.size(1), heads, head_dim_}); };
   const auto norm_of_all = [this](const std::shared_ptr<Hooked<Norm>>& norm, const at::Tensor& x) {
@@ -219,7 +242,7 @@ std::pair<at::Tensor, at::Tensor> Attention::queries_and_gates(const at::Tensor&
   return {both.narrow(3, 0, head_dim_), both.narrow(3, head_dim_, head_dim_)};
 }
 
-at::Tensor Attention::forward(const at::Tensor& own, const Pass& pass) {
+LayerOutput Attention::forward(const at::Tensor& own, const Pass& pass) {
   auto projected = projections_.forward(ranks_->enter(own));
   at::Tensor gate;
   if (output_gate_) {
@@ -227,7 +250,15 @@ at::Tensor Attention::forward(const at::Tensor& own, const Pass& pass) {
     projected[0] = queries.flatten(2);
     gate = gates;
   }
-  auto heads = heads_of(projected, rotary_ ? pass.rotary[*rotary_] : RotaryTables());
+  const auto tables = rotary_ ? pass.rotary[*rotary_] : RotaryTables();
+  std::vector<at::Tensor> heads;
+  if (sharing_ == AttentionSpec::Sharing::kTake) {
+    const auto& [keys, values, place] = pass.shared_keys[shared_place_];
+    heads = {turned_queries(projected[0], tables), keys, values};
+  } else {
+    if (values_are_keys_) projected.push_back(projected[1]);
+    heads = heads_of(projected, tables);
+  }
   if (query_factors_) heads[0] = scale_queries(heads[0], pass.query_factors);
   // The ranks that share this rank's rows gather them, each with some of the heads.
   const SequenceShard rows = pass.span.sequence.of_place();
@@ -241,7 +272,9 @@ at::Tensor Attention::forward(const at::Tensor& own, const Pass& pass) {
   if (sinks.defined() && !rows.is_whole()) sinks = sinks.chunk(sharing)[static_cast<size_t>(rows.group->rank())];
   const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], span, sinks);
   const auto of_rows = scatter_sequence(mixed, rows);
-  return o_proj_->forward((gate.defined() ? of_rows * at::sigmoid(gate) : of_rows).flatten(2));
+  LayerOutput output{.hidden = o_proj_->forward((gate.defined() ? of_rows * at::sigmoid(gate) : of_rows).flatten(2))};
+  if (sharing_ == AttentionSpec::Sharing::kGive) output.given = {heads[1], heads[2], shared_place_};
+  return output;
 }
 
 namespace {

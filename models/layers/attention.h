@@ -42,6 +42,12 @@ struct AttentionSpec {
   double softcap = 0;             ///< c: replaces a score by c tanh(score / c); 0: does not
   double dropout = 0;             ///< of attention weights, in training
   double output_init_scale = 1;   ///< factor of the initialisation's std for o_proj
+  bool values_are_keys = false;   ///< without v_proj: values are keys before their norm and rotation
+  bool norms_values = false;      ///< norms each head of values, without a weight; needs head_norm
+  /// kGive: later layers take its keys and values; kTake: has none, and takes those of a layer before.
+  enum class Sharing { kNone, kGive, kTake };
+  Sharing sharing = Sharing::kNone;
+  size_t shared_place = 0;  ///< of these in Pass::shared_keys
 };
 
 PartSpecPtr attention_part(AttentionSpec spec);
@@ -65,12 +71,13 @@ class CoreAttention : public torch::nn::Module {
 };
 
 /// Modules q_proj, k_proj, v_proj, o_proj, q_norm and k_norm if there are norms of heads, and core_attention:
-/// causal_attention or ring_attention. Key and value heads are not expanded.
+/// causal_attention or ring_attention. Key and value heads are not expanded. A layer that takes keys has only q_proj,
+/// q_norm and o_proj.
 class Attention : public torch::nn::Module, public SelfInitializing, public CutOverRanks {
  public:
   Attention(const AttentionSpec& spec, const BuildContext& context);
 
-  at::Tensor forward(const at::Tensor& hidden, const Pass& pass);  // [B, T, C] -> [B, T, C]
+  LayerOutput forward(const at::Tensor& hidden, const Pass& pass);  // [B, T, C]
   void init_own_weights(const WeightInit& init) override;
   void declare_cut(const DeviceMeshPtr& mesh) override;
   std::string class_name() const { return class_name_; }
@@ -82,6 +89,8 @@ class Attention : public torch::nn::Module, public SelfInitializing, public CutO
   std::vector<at::Tensor> heads_of(const std::vector<at::Tensor>& projected, const RotaryTables& rotary) const;
   /// The same without what follows the rotation.
   std::vector<at::Tensor> turned_heads(const std::vector<at::Tensor>& projected, const RotaryTables& rotary) const;
+  /// Queries of a layer that takes keys.
+  at::Tensor turned_queries(const at::Tensor& projected, const RotaryTables& rotary) const;
 
   std::string class_name_;
   TensorParallelRanksPtr ranks_;
@@ -91,10 +100,12 @@ class Attention : public torch::nn::Module, public SelfInitializing, public CutO
   std::optional<size_t> rotary_;
   bool rotary_interleaved_, norms_all_heads_, norms_rotated_, output_gate_;
   int64_t window_;
-  bool chunked_, query_factors_;
+  bool chunked_, query_factors_, values_are_keys_;
+  AttentionSpec::Sharing sharing_;
+  size_t shared_place_;
   JointLinears projections_;  // q_proj, k_proj, v_proj
   std::shared_ptr<Hooked<RowParallelLinear>> o_proj_;
-  std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_;
+  std::shared_ptr<Hooked<Norm>> q_norm_, k_norm_, v_norm_;
   std::shared_ptr<Hooked<CoreAttention>> core_attention_;
   at::Tensor sinks_;  // [heads of this rank]; undefined: none
 };

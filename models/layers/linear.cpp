@@ -7,6 +7,8 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -228,6 +230,12 @@ std::vector<at::Tensor> JointLinears::forward(const at::Tensor& x) const {
   std::vector<at::Tensor> results;
   for (const auto& layer : layers_) results.push_back(layer->forward(x));
   return results;
+}
+
+double rounded(double value, at::ScalarType dtype) {
+  const auto single = static_cast<float>(value);
+  if (dtype == at::kBFloat16) return static_cast<float>(c10::BFloat16(single));
+  return dtype == at::kHalf ? static_cast<float>(c10::Half(single)) : single;
 }
 
 Embedding::Embedding(int64_t rows, int64_t width, std::optional<int64_t> padding_index, TensorParallelRanksPtr ranks)

@@ -134,6 +134,9 @@ class JointLinears {
   Layers layers_;
 };
 
+/// As a weight of that dtype holds it: sqrt(1152) is 34 in bf16.
+double rounded(double value, at::ScalarType dtype);
+
 /// Embedding table; created without values, as Linear. A padding row gets no gradient and is initialised with zeros.
 /// With tensor parallel ranks each has a shard of the rows (Megatron's VocabParallelEmbedding).
 class Embedding : public torch::nn::Module, public SelfInitializing, public CutOverRanks {

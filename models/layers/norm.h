@@ -29,6 +29,12 @@ struct NormSpec {
   bool weight = true;    ///< false: norms without parameters (RMSNorm)
 };
 
+/// A norm and its name among a module's.
+struct NamedNorm {
+  std::string name;
+  NormSpec norm;
+};
+
 class Norm : public torch::nn::Module, public SelfInitializing {
  public:
   /// `ranks`: may be null, for one rank.

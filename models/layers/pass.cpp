@@ -31,6 +31,14 @@ at::Tensor plain_frequencies(const RotaryConfig& config, int64_t rotary_dim) {
   return at::pow(at::Scalar(config.theta), exponents(rotary_dim)).reciprocal();
 }
 
+/// The pairs behind `fraction` do not turn.
+at::Tensor proportional_frequencies(const RotaryConfig& config, const at::Tensor& plain) {
+  auto frequencies = plain / config.factor;
+  const auto turning = static_cast<int64_t>(config.fraction * static_cast<double>(plain.size(0)));
+  frequencies.narrow(0, turning, plain.size(0) - turning).zero_();
+  return frequencies;
+}
+
 at::Tensor divided_by_pair(const at::Tensor& plain, const std::vector<double>& factors) {
   return plain / at::tensor(factors, at::TensorOptions().dtype(at::kFloat));
 }
@@ -82,6 +90,8 @@ at::Tensor inverse_frequencies(const RotaryConfig& config, int64_t rotary_dim) {
       return yarn_frequencies(config, plain, rotary_dim);
     case Kind::kLongrope:
       return divided_by_pair(plain, config.short_factor);
+    case Kind::kProportional:
+      return proportional_frequencies(config, plain);
     case Kind::kDefault:
     case Kind::kDynamic:
       break;
@@ -90,6 +100,12 @@ at::Tensor inverse_frequencies(const RotaryConfig& config, int64_t rotary_dim) {
 }
 
 namespace {
+
+int64_t channels_in_tables(const RotaryConfig& config, int64_t head_dim) {
+  if (config.head_dim > 0) head_dim = config.head_dim;
+  if (config.kind == Kind::kProportional) return head_dim;
+  return static_cast<int64_t>(static_cast<double>(head_dim) * config.fraction);
+}
 
 std::vector<int64_t> axes_of_pairs(const RotaryConfig& config, int64_t pairs) {
   std::vector<int64_t> axes;
@@ -112,7 +128,7 @@ std::vector<int64_t> axes_of_pairs(const RotaryConfig& config, int64_t pairs) {
 RotaryEmbedding::RotaryEmbedding(std::string class_name, int64_t head_dim, const RotaryConfig& rotary)
     : class_name_(std::move(class_name)),
       config_(rotary),
-      rotary_dim_(static_cast<int64_t>(static_cast<double>(head_dim) * rotary.fraction)),
+      rotary_dim_(channels_in_tables(rotary, head_dim)),
       axis_of_pair_(axes_of_pairs(rotary, rotary_dim_ / 2)) {}
 
 at::Tensor RotaryEmbedding::frequencies(const at::Tensor& end) const {

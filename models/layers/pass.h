@@ -4,6 +4,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/nn/module.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -89,6 +90,18 @@ struct KeySpan {
   int64_t window = 0;                            // number of keys including the query's own; 0: all
 };
 
+/// Keys and values [B, T, G, D] of this rank's rows, which later layers take.
+struct SharedKeys {
+  at::Tensor keys{}, values{};
+  size_t place = 0;  ///< in Pass::shared_keys
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(keys);
+    f(values);
+  }
+};
+
 /// Inputs that all layers of one forward share.
 struct Pass {
   c10::SmallVector<RotaryTables, 2> rotary{};  ///< of Network::rotaries, in their order
@@ -96,12 +109,16 @@ struct Pass {
   KeySpan span{};                              ///< without a window, which is a layer's own
   std::shared_ptr<const Documents> chunks{};   ///< pieces of span's documents, for layers with chunks
   at::Tensor query_factors{};                  ///< [T] or [B, T]: multiply a token's queries; undefined: do not
+  std::array<SharedKeys, 2> shared_keys{};     ///< of the layers so far: without a window, and with one
+  at::Tensor layer_inputs{};                   ///< [B, T, layers, P] (LayerInputs); undefined: none
 
   template <class F>
   void visit_tensors(F&& f) {
     for (auto& tables : rotary) tables.visit_tensors(f);
     f(token_mask);
     f(query_factors);
+    for (auto& each : shared_keys) each.visit_tensors(f);
+    f(layer_inputs);
   }
 };
 
@@ -115,12 +132,14 @@ struct LayerOutput {
   /// Squared logsumexp of the router logits, summed over the same tokens; one layer: a scalar; several: [layers] fp32.
   /// Undefined without a z-loss.
   at::Tensor z{};
+  SharedKeys given{};  ///< of one layer, for later ones; undefined: none
 
   template <class F>
   void visit_tensors(F&& f) {
     f(hidden);
     f(balance);
     f(z);
+    given.visit_tensors(f);
   }
 };
 

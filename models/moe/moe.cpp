@@ -124,7 +124,15 @@ SparseMoeBlock::SparseMoeBlock(const MoeSpec& spec, const BuildContext& context)
     to_latent_ = linear("fc1_latent_proj", spec.hidden_size, spec.expert.hidden_size, 1);
     from_latent_ = linear("fc2_latent_proj", spec.expert.hidden_size, spec.hidden_size, spec.expert.output_init_scale);
   }
+  const auto norm = [&](const std::optional<NamedNorm>& each) {
+    return each ? register_module(each->name, std::make_shared<Hooked<Norm>>(each->norm, context.tensor_parallel))
+                : nullptr;
+  };
+  before_ = norm(spec.before);
+  after_ = norm(spec.after);
   if (!spec.shared) return;
+  before_shared_ = norm(spec.shared->before);
+  after_shared_ = norm(spec.shared->after);
   shared_ = register_module(spec.shared->name, std::make_shared<Hooked<Mlp>>(spec.shared->mlp, context));
   if (!spec.shared->gated) return;
   const Linear::Options options{.in = spec.hidden_size, .out = 1};
@@ -138,6 +146,7 @@ LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pa
   auto tokens = hidden.reshape({-1, hidden.size(-1)});
   const auto routing =
       router_->route(tokens, token_mask.defined() ? token_mask.flatten() : at::Tensor(), hidden.size(0));
+  if (before_) tokens = tensor_parallel_->whole_sequence(before_->forward(own_states)).reshape(tokens.sizes());
   if (to_latent_) tokens = to_latent_->forward(tokens);
   const RowOrder order(routing.experts, num_experts_);
   auto rows = TakeRows::apply(tokens, order.token, order.place);
@@ -158,12 +167,14 @@ LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pa
   auto sums = weighted.sum(1).to(hidden.scalar_type());
   if (from_latent_) sums = from_latent_->forward(sums);
   auto mixed = tensor_parallel_->own_rows(sums.view(hidden.sizes()));
+  if (after_) mixed = after_->forward(mixed);
   if (shared_) mixed = mixed + run_shared(own_states);
   return {std::move(mixed), routing.balance, routing.z};
 }
 
 at::Tensor SparseMoeBlock::run_shared(const at::Tensor& own_states) {
-  const auto output = shared_->forward(own_states);
+  auto output = shared_->forward(before_shared_ ? before_shared_->forward(own_states) : own_states);
+  if (after_shared_) output = after_shared_->forward(output);
   return shared_gate_ ? at::sigmoid(shared_gate_->forward(own_states)) * output : output;
 }
 

@@ -10,6 +10,7 @@
 
 #include "models/layers/linear.h"
 #include "models/layers/mlp.h"
+#include "models/layers/norm.h"
 #include "models/layers/part.h"
 #include "models/moe/experts.h"
 #include "models/moe/router.h"
@@ -21,7 +22,8 @@ namespace megashard {
 struct SharedExpertSpec {
   std::string name{};  ///< of its module
   MlpSpec mlp{};
-  bool gated = false;  ///< multiplies its output by sigmoid(shared_expert_gate(x))
+  bool gated = false;                          ///< multiplies its output by sigmoid(shared_expert_gate(x))
+  std::optional<NamedNorm> before{}, after{};  ///< of its input and output
 };
 
 /// A mixture of experts as a part of a layer.
@@ -33,6 +35,7 @@ struct MoeSpec {
   bool latent_bias = false;
   RouterSpecPtr router{};
   std::optional<SharedExpertSpec> shared{};
+  std::optional<NamedNorm> before{}, after{};  ///< of the experts' input, which the router does not see, and their sum
 };
 
 PartSpecPtr experts_part(MoeSpec spec);
@@ -66,9 +69,10 @@ class SparseMoeBlock : public torch::nn::Module {
   ProcessGroupPtr ranks_;
   std::shared_ptr<Router> router_;
   std::shared_ptr<Hooked<Experts>> experts_;
-  std::shared_ptr<Hooked<Linear>> to_latent_, from_latent_;  // null: experts of the hidden states
-  std::shared_ptr<Hooked<Mlp>> shared_;                      // null: none
-  std::shared_ptr<Hooked<ReplicatedLinear>> shared_gate_;    // null: none
+  std::shared_ptr<Hooked<Linear>> to_latent_, from_latent_;                      // null: experts of the hidden states
+  std::shared_ptr<Hooked<Mlp>> shared_;                                          // null: none
+  std::shared_ptr<Hooked<ReplicatedLinear>> shared_gate_;                        // null: none
+  std::shared_ptr<Hooked<Norm>> before_, after_, before_shared_, after_shared_;  // null: none
 };
 
 }  // namespace megashard

@@ -26,22 +26,6 @@ NormSpec norm_of(const DecoderConfig& config, int64_t width) {
           .bias = config.norm_bias};
 }
 
-MlpSpec mlp_of(const DecoderConfig& config, int64_t intermediate_size) {
-  return {.class_name = config.names.mlp,
-          .hidden_size = config.hidden_size,
-          .intermediate_size = intermediate_size,
-          .activation = config.activation,
-          .gated = config.gated_mlp,
-          .bias = config.mlp_bias,
-          .output_init_scale = config.output_init_scale};
-}
-
-std::optional<SharedExpertSpec> shared_expert_of(const DecoderConfig& config) {
-  const auto& shared = config.moe.shared;
-  if (shared.intermediate_size == 0) return std::nullopt;
-  return SharedExpertSpec{shared.name, mlp_of(config, shared.intermediate_size), shared.gated};
-}
-
 /// Index of the layer's tables in Network::rotaries.
 std::optional<size_t> rotary_index(const DecoderConfig& config, int64_t layer) {
   if (!config.is_rotated(layer)) return std::nullopt;
@@ -90,11 +74,14 @@ NormSpec hidden_norm(const DecoderConfig& config) { return norm_of(config, confi
 
 PartSpecPtr attention_of(const DecoderConfig& config, int64_t index) {
   if (config.latent) return latent_attention_of(config, index);
+  const bool is_global = !config.is_sliding(index);
+  const HeadSizes heads =
+      is_global && config.global_heads ? *config.global_heads : HeadSizes{config.head_dim, config.num_kv_heads};
   AttentionSpec spec{.class_name = config.names.attention,
                      .hidden_size = config.hidden_size,
                      .num_heads = config.num_heads,
-                     .num_kv_heads = config.num_kv_heads,
-                     .head_dim = config.head_dim,
+                     .num_kv_heads = heads.num_kv_heads,
+                     .head_dim = heads.head_dim,
                      .qkv_bias = config.qkv_bias,
                      .out_bias = config.attention_out_bias,
                      .rotary = rotary_index(config, index),
@@ -107,29 +94,58 @@ PartSpecPtr attention_of(const DecoderConfig& config, int64_t index) {
   spec.output_gate = config.attention_gate;
   spec.norms_all_heads = config.qk_norm_of_all_heads;
   if (config.qk_norm || spec.norms_all_heads) {
-    spec.head_norm = norm_of(config, config.head_dim);
+    spec.head_norm = norm_of(config, heads.head_dim);
     spec.head_norm->weight = config.qk_norm_weight;
   }
   spec.norms_rotated = config.qk_norm_behind_rotation;
   spec.chunk = config.is_chunked(index) ? config.attention_chunk : 0;
   spec.softcap = config.attention_softcap;
   spec.query_factors = config.has_query_factors(index);
+  spec.values_are_keys = is_global && config.values_are_keys;
+  spec.norms_values = config.v_norm;
+  using Sharing = AttentionSpec::Sharing;
+  spec.sharing = config.takes_keys(index) ? Sharing::kTake : config.gives_keys(index) ? Sharing::kGive : Sharing::kNone;
+  spec.shared_place = is_global ? 0 : 1;
   return attention_part(std::move(spec));
 }
 
-PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router) {
+MlpSpec mlp_of(const DecoderConfig& config, int64_t intermediate_size) {
+  return {.class_name = config.names.mlp,
+          .hidden_size = config.hidden_size,
+          .intermediate_size = intermediate_size,
+          .activation = config.activation,
+          .gated = config.gated_mlp,
+          .bias = config.mlp_bias,
+          .output_init_scale = config.output_init_scale};
+}
+
+namespace {
+
+std::optional<SharedExpertSpec> shared_expert_of(const DecoderConfig& config) {
+  const auto& shared = config.moe.shared;
+  if (shared.intermediate_size == 0) return std::nullopt;
+  return SharedExpertSpec{shared.name, mlp_of(config, shared.intermediate_size), shared.gated};
+}
+
+}  // namespace
+
+MoeSpec moe_of(const DecoderConfig& config, RouterSpecPtr router) {
   auto expert = mlp_of(config, config.moe.intermediate_size);
   expert.bias = config.moe.bias;
   if (config.moe.latent_size > 0) expert.hidden_size = config.moe.latent_size;
   expert.clamped = config.moe.clamped;
-  return experts_part({.class_name = config.names.moe,
-                       .experts_class = config.names.experts,
-                       .hidden_size = config.hidden_size,
-                       .moe = config.moe,
-                       .expert = std::move(expert),
-                       .latent_bias = config.mlp_bias,
-                       .router = router ? std::move(router) : top_k_router(config.names.router, config.moe.router),
-                       .shared = shared_expert_of(config)});
+  return {.class_name = config.names.moe,
+          .experts_class = config.names.experts,
+          .hidden_size = config.hidden_size,
+          .moe = config.moe,
+          .expert = std::move(expert),
+          .latent_bias = config.mlp_bias,
+          .router = router ? std::move(router) : top_k_router(config.names.router, config.moe.router),
+          .shared = shared_expert_of(config)};
+}
+
+PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router) {
+  return experts_part(moe_of(config, std::move(router)));
 }
 
 PartSpecPtr mlp_or_experts_of(const DecoderConfig& config, int64_t index) {
@@ -158,7 +174,8 @@ LayerSpec decoder_layer(const DecoderConfig& config, int64_t index) {
   return {.class_name = config.names.layer,
           .branches = {std::move(attention), std::move(mlp)},
           .dropout = config.hidden_dropout,
-          .scale = config.residual_scale};
+          .scale = config.residual_scale,
+          .scalar = config.layer_scalars};
 }
 
 Network decoder_network(DecoderConfig config, const DescribeLayer& layer) {
@@ -221,6 +238,8 @@ bool keeps_fp32(const Network& network, const std::string& stack, const std::str
 
 WeightMap weight_map(const Network& network, const std::string& stack, const WeightFiles& files) {
   WeightMap map{.renamings = prediction_renamings(network.config, stack, files)};
+  const auto& of_layers = network.layers.front().renamings;
+  map.renamings.insert(map.renamings.end(), of_layers.begin(), of_layers.end());
   map.renamings.insert(map.renamings.end(), files.renamings.begin(), files.renamings.end());
   for (const auto& layer : placed_layers(network, stack)) {
     for (const auto& branch : layer.spec.branches) {

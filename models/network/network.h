@@ -7,18 +7,13 @@
 #include <vector>
 
 #include "models/config/decoder_config.h"
+#include "models/layers/mlp.h"
 #include "models/layers/norm.h"
 #include "models/layers/part.h"
-#include "models/moe/router.h"
+#include "models/moe/moe.h"
 #include "models/network/encoder.h"
 
 namespace megashard {
-
-/// A norm and its name among a layer's modules.
-struct NamedNorm {
-  std::string name;
-  NormSpec norm;
-};
 
 /// x + scale * after(part(before(x))), with the layer's scale.
 struct Branch {
@@ -35,12 +30,15 @@ struct LayerSpec {
   std::vector<Branch> branches;
   double dropout = 0;  ///< of each branch's output
   double scale = 1;    ///< factor of each branch's output
+  /// Names of its modules in files, if others (weight_map: of all layers those of the first).
+  std::vector<WeightRenaming> renamings{};
+  bool scalar = false;  ///< multiplies the layer's output by its buffer layer_scalar [1]
 };
 
 /// A language model as a value: a decoder, and maybe an encoder of its items, without ranks, flags and files.
 struct Network {
-  DecoderConfig config{};  ///< sizes and switches of the whole network, in the terms of Megatron's flags
-  std::vector<RotaryConfig> rotaries{};
+  DecoderConfig config{};                ///< sizes and switches of the whole network, in the terms of Megatron's flags
+  std::vector<RotaryConfig> rotaries{};  ///< of layers without a window, and with one
   std::vector<LayerSpec> layers{};
   std::vector<LayerSpec> prediction_layers{};  ///< of the last layer's kind (PredictionLayer)
   NormSpec norm{};                             ///< after the last layer
@@ -63,7 +61,9 @@ Network decoder_network(DecoderConfig config, const DescribeLayer& layer = decod
 NormSpec hidden_norm(const DecoderConfig& config);
 PartSpecPtr attention_of(const DecoderConfig& config, int64_t index);
 PartSpecPtr mlp_or_experts_of(const DecoderConfig& config, int64_t index);
+MlpSpec mlp_of(const DecoderConfig& config, int64_t intermediate_size);
 /// `router`: null: the configuration's (top_k_router).
+MoeSpec moe_of(const DecoderConfig& config, RouterSpecPtr router = nullptr);
 PartSpecPtr experts_of(const DecoderConfig& config, RouterSpecPtr router = nullptr);
 
 /// Visits the parts of all layers, and of those that predict.

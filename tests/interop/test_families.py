@@ -34,6 +34,13 @@ LATENT = dict(kv_lora_rank=20, q_lora_rank=28, qk_rope_head_dim=8, qk_nope_head_
 SHARED_BY_KIMI = dict(linear_num_heads=4, linear_head_dim=8, num_experts=6, num_experts_per_tok=2,
                       moe_intermediate_size=20)
 
+GEMMA4 = dict(hidden_size_per_layer_input=0, sliding_window=5)
+
+
+def layers_by(letters):
+    return [{"s": "sliding_attention", "f": "full_attention"}[letter] for letter in letters]
+
+
 CASES = {
     "mixtral": [
         SIZES | EXPERTS | dict(num_key_value_heads=2),
@@ -231,6 +238,19 @@ CASES = {
         LARGER | dict(num_key_value_heads=4, head_dim=10, attention_bias=False,
                       rope_parameters=dict(rope_type="default", rope_theta=900.0, partial_rotary_factor=1.0)),
         ODD | dict(num_key_value_heads=3, head_dim=8, tie_word_embeddings=True, pad_token_id=7)],
+    "gemma4_text": [
+        SIZES | GEMMA4 | dict(num_key_value_heads=2, head_dim=12, global_head_dim=20, num_global_key_value_heads=1,
+                              attention_k_eq_v=True, layer_types=layers_by("sff"), final_logit_softcapping=3.0),
+        LARGER | GEMMA4 | dict(num_key_value_heads=4, head_dim=8, global_head_dim=12, layer_types=layers_by("ssfsf"),
+                               attention_bias=True, enable_moe_block=True, num_experts=6, top_k_experts=2,
+                               moe_intermediate_size=20, tie_word_embeddings=False),
+        ODD | GEMMA4 | dict(num_hidden_layers=6, num_key_value_heads=3, head_dim=8, global_head_dim=10, pad_token_id=7,
+                            layer_types=layers_by("sfssff"), num_kv_shared_layers=3, use_double_wide_mlp=True,
+                            hidden_size_per_layer_input=14, vocab_size_per_layer_input=VOCAB,
+                            rope_parameters=dict(
+                                full_attention=dict(rope_type="proportional", rope_theta=500.0, factor=2.0,
+                                                    partial_rotary_factor=0.7),
+                                sliding_attention=dict(rope_type="default", rope_theta=300.0)))],
     "llama4_text": [
         SIZES | EXPERTS | dict(num_key_value_heads=2, head_dim=16, num_experts_per_tok=1, intermediate_size_mlp=60,
                                attention_chunk_size=5, no_rope_layer_interval=2, floor_scale=4, attn_scale=0.5),
@@ -251,16 +271,18 @@ CONVOLUTIONAL = {"feed_forward.gate_proj": "feed_forward.w1", "feed_forward.up_p
 FORGET_GATE = {f"self_attn.{name}": f"self_attn.forget_gate.{name}"
                for name in ("f_a_proj", "f_b_proj", "dt_bias", "A_log")}
 RENAMED = {"nemotron_h": {"model.embed_tokens": "model.embeddings", "model.norm": "model.norm_f"},
-           "kimi_linear": FORGET_GATE, "lfm2": CONVOLUTIONAL, "lfm2_moe": CONVOLUTIONAL,
+           "gemma4_text": {"feed_forward.": "", "per_layer_input.": ""}, "kimi_linear": FORGET_GATE,
+           "lfm2": CONVOLUTIONAL, "lfm2_moe": CONVOLUTIONAL,
            "starcoder2": {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
            "hunyuan_v1_dense": {"self_attn.q_norm": "self_attn.query_layernorm",
                                 "self_attn.k_norm": "self_attn.key_layernorm"}}
 # Layers of multi-token prediction in the files.
 PREDICTING = {"deepseek_v3-0": "model.layers.3.eh_proj.weight", "glm4_moe-0": "model.layers.3.enorm.weight",
               "qwen3_next-0": "mtp.fc.weight", "qwen3_5_text-1": "mtp.layers.0.mlp.up_proj.weight"}
-# Roundings of the delta rule, transformers' own as large; those of norms behind a branch, 2.9e-6 with AVX-512.
-BARS = {"olmo2": 4e-6, "olmo3": 4e-6, "exaone4": 4e-6, "kimi_linear": 1e-5, "qwen3_next": 1e-5, "qwen3_5_text": 1e-5,
-        "qwen3_5_moe_text": 1e-5}
+# Roundings of the delta rule, transformers' own as large; those of norms behind a branch, 2.9e-6 with AVX-512; those of
+# Gemma 4's scores, which are not scaled down and so sqrt(D) times as large, 1.1e-5.
+BARS = {"olmo2": 4e-6, "olmo3": 4e-6, "exaone4": 4e-6, "gemma4_text": 1.5e-5, "kimi_linear": 1e-5, "qwen3_next": 1e-5,
+        "qwen3_5_text": 1e-5, "qwen3_5_moe_text": 1e-5}
 NAMES = [f"{family}-{shape}" for family, shapes in CASES.items() for shape in range(len(shapes))]
 
 
@@ -283,7 +305,7 @@ def write_case(folder, name, seed):
     model = make_model(AutoConfig.for_model(name.split("-")[0], **options(name)), attn_implementation="eager",
                        experts_implementation="eager")
     corrections = [values for key, values in model.named_buffers()
-                   if key.endswith(("e_score_correction_bias", "expert_bias"))]
+                   if key.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar"))]
     with torch.no_grad():
         for values in [*model.parameters(), *corrections]:
             values.add_(torch.randn_like(values) * 0.02)

@@ -17,7 +17,8 @@ from tiny_vision import AGAIN, ASKED, asked, make_processors, make_vision_model,
 
 STEPS, ROWS, LENGTH, VOCABULARY = 10, 4, 24, 102
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3", "deepseek_v3", "qwen3_next", "minimax_m2",
-            "qwen2_moe", "olmo3", "lfm2", "nemotron_h", "kimi_linear", "gemma2", "llama4_text", "qwen2_5_vl",
+            "qwen2_moe", "olmo3", "lfm2", "nemotron_h", "kimi_linear", "gemma2", "gemma4_text", "llama4_text",
+            "qwen2_5_vl",
             "qwen3_vl", "qwen3_vl_moe")
 # As many as ROWS, so that a step has all of them: two pictures, none, one and a long answer, a long question and one.
 LONG = "the cat sat on the mat the mat sat on the cat the cat sat"
@@ -64,7 +65,7 @@ ROUNDED_OTHERWISE = {("qwen3_next", "float16"), ("minimax_m2", "float16")}
 
 STATEFUL = ("qwen3_next", "lfm2", "nemotron_h", "kimi_linear")  # whole sequences on a rank
 NO_RING = (*STATEFUL, "gemma2")
-UNCUT = (*STATEFUL, "minimax_m2", "olmo3")  # by tensor parallelism
+UNCUT = (*STATEFUL, "minimax_m2", "olmo3", "gemma4_text")  # by tensor parallelism
 LATENT = dict(num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=10, qk_rope_head_dim=8, qk_nope_head_dim=6,
               v_head_dim=10)
 SPARSE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=20)
@@ -88,8 +89,12 @@ EXPERTS = {  # options of their families, beside those of the others
         layer_types=["linear_attention", "full_attention"], linear_num_heads=2, linear_head_dim=8, num_experts=4,
         num_experts_per_tok=2, moe_intermediate_size=24, pad_token_id=None),
 }
-OPTIONS = EXPERTS | {"lfm2": dict(layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False,
-                                pad_token_id=None)}
+OPTIONS = EXPERTS | {
+    "lfm2": dict(layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False, pad_token_id=None),
+    "gemma4_text": dict(
+        layer_types=["sliding_attention", "full_attention"] * 2, num_hidden_layers=4, sliding_window=7,
+        global_head_dim=12, num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=6,
+        vocab_size_per_layer_input=VOCABULARY, pad_token_id=None)}
 
 
 def sees(family):
@@ -140,6 +145,9 @@ def make_model(family, folder):
     for name, values in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             values.normal_(0, 0.1)
+    for name, values in model.named_parameters():
+        if name.endswith("q_norm.weight") and family == "gemma4_text":  # whose scores are not scaled down
+            values.detach().fill_(0.3)
     model.save_pretrained(folder)
 
 
