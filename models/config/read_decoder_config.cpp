@@ -164,8 +164,8 @@ HeadSizes read_global_heads(const HfConfig& config, const DecoderConfig& network
     std::ranges::sort(listed);
     const auto global = layers_where(network.num_layers, [&](int64_t layer) { return !network.is_sliding(layer); });
     TORCH_CHECK(fits && listed == global, config.path(),
-                ": per_layer_config must give each layer of full_attention the same head_dim and num_key_value_heads, "
-                "and nothing else, got ",
+                ": per_layer_config must give each layer that layer_types calls full_attention the same head_dim and "
+                "num_key_value_heads, and nothing else, got ",
                 layers->dump());
     published = found.value_or(published);
   }

@@ -270,7 +270,7 @@ std::pair<RotaryConfig, RotaryConfig> read_rotary_by_layer(const HfConfig& confi
 RotaryConfig read_rotary_of(const HfConfig& config, const char* layers, RotaryConfig defaults) {
   for (const char* key : {"rope_theta", kScaling, kPart})
     config.require_computed(
-        config.find(key) == nullptr, key,
+        config.find(key) == nullptr && !config.is_null(key), key,
         " is not read by transformers for this family; put it into rope_parameters, or take it out");
   const auto* parameters = config.find(kParameters);
   if (parameters == nullptr) return defaults;

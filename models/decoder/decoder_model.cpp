@@ -283,6 +283,17 @@ bool DecoderModel::is_of_prediction_layer(const std::string& stored) const {
   return megashard::is_of_prediction_layer(network_.config, text_path(), weight_files_, stored);
 }
 
+bool DecoderModel::is_of_taken_keys(const std::string& stored) const {
+  const auto& config = network_.config;
+  for (int64_t layer = config.num_layers - config.shared_kv_layers; layer < config.num_layers; ++layer) {
+    const auto attention = text_path() + "layers." + std::to_string(layer) + ".self_attn.";
+    for (const char* module : {"k_proj.", "v_proj.", "k_norm."}) {
+      if (stored.starts_with(attention + module)) return true;
+    }
+  }
+  return false;
+}
+
 std::vector<int64_t> DecoderModel::qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const {
   return encoded_ ? network_.encoder->qkv_split_shapes(name, sizes) : std::vector<int64_t>();
 }

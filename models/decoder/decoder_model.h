@@ -103,6 +103,8 @@ class DecoderModel : public ExpertParallelModule {
   const Network& network() const { return network_; }
   /// True for a tensor of a layer of multi-token prediction in the files (WeightFiles).
   bool is_of_prediction_layer(const std::string& stored) const;
+  /// True for keys and values of their own that files have for a layer that takes those of another.
+  bool is_of_taken_keys(const std::string& stored) const;
 
  protected:
   void _init_tp_model() override;

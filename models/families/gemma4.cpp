@@ -27,9 +27,9 @@ void read_layers(const HfConfig& config, DecoderConfig& network) {
   network.sliding_rotary = read_rotary_of(config, "sliding_attention", {.theta = 1e4});
   network.shared_kv_layers = config.get<int64_t>("num_kv_shared_layers", 0);
   for (int64_t layer = 0; layer < network.num_layers; ++layer)
-    TORCH_CHECK(!network.takes_keys(layer) || network.giver_of_keys(layer) >= 0, config.path(),
-                ": num_kv_shared_layers ", network.shared_kv_layers, " leaves layer ", layer,
-                " no layer of its type before it that has keys");
+    TORCH_CHECK(network.shared_kv_layers >= 0 && (!network.takes_keys(layer) || network.giver_of_keys(layer) >= 0),
+                config.path(), ": num_kv_shared_layers ", network.shared_kv_layers,
+                " must be at least 0, and leave each of layer_types a layer with keys of its own");
 }
 
 DecoderConfig read_gemma4(const HfConfig& config) {
@@ -44,8 +44,8 @@ DecoderConfig read_gemma4(const HfConfig& config) {
                                        .tie_word_embeddings = true,
                                        .pad_token_id = 0});
   network.names.model = "Gemma4ForCausalLM";
-  config.require_computed(config.find("use_bidirectional_attention") == nullptr,
-                          "use_bidirectional_attention is not supported; take a causal model");
+  for (const char* key : {"use_bidirectional_attention", "attention_chunk_size"})
+    config.require_computed(config.find(key) == nullptr, key, " is not supported; take a model without it");
   network.norm_in_fp32 = network.sandwich_norms = network.layer_scalars = true;
   network.embedding_scale = std::sqrt(static_cast<double>(network.hidden_size));
   network.logit_softcap = config.get_or_null("final_logit_softcapping", 0.0);
@@ -56,13 +56,14 @@ DecoderConfig read_gemma4(const HfConfig& config) {
   network.layer_inputs = {.size = config.get_or_null<int64_t>("hidden_size_per_layer_input", 256),
                           .vocab_size = read_positive(config, "vocab_size_per_layer_input", 262144)};
   if (!config.get("enable_moe_block", false)) return network;
+  for (const char* key : {"num_experts", "top_k_experts", "moe_intermediate_size"})
+    TORCH_CHECK(config.find(key) != nullptr, config.path(), ": enable_moe_block needs ", key);
   network.moe = {.num_experts = read_positive(config, "num_experts", 0),
                  .experts_per_token = read_positive(config, "top_k_experts", 0),
                  .intermediate_size = read_positive(config, "moe_intermediate_size", 0)};
-  TORCH_CHECK(network.moe.experts_per_token <= network.moe.num_experts, config.path(), ": top_k_experts ",
-              network.moe.experts_per_token, " is more than num_experts ", network.moe.num_experts);
+  TORCH_CHECK(network.moe.experts_per_token <= network.moe.num_experts, config.path(),
+              ": top_k_experts must not be more than num_experts ", network.moe.num_experts);
   network.names.moe = "Gemma4TextMoe";
-  network.names.router = "Gemma4TextRouter";
   return network;
 }
 
@@ -71,7 +72,7 @@ Branch experts_beside_mlp(const DecoderConfig& network, Branch branch, const Mlp
   const auto norm = [&](const char* name) { return NamedNorm{name, hidden_norm(network)}; };
   auto without_weight = hidden_norm(network);
   without_weight.weight = false;
-  auto spec = moe_of(network, normed_router(network.names.router, std::move(without_weight)));
+  auto spec = moe_of(network, normed_router("Gemma4TextRouter", std::move(without_weight)));
   spec.before = norm("pre_feedforward_layernorm_2");
   spec.after = norm("post_feedforward_layernorm_2");
   spec.shared = {.name = "mlp",
@@ -85,9 +86,8 @@ Branch experts_beside_mlp(const DecoderConfig& network, Branch branch, const Mlp
 }
 
 LayerSpec gemma4_layer(const HfConfig& config, const DecoderConfig& network, int64_t index) {
-  auto described = network;
-  if (network.takes_keys(index) && config.get("use_double_wide_mlp", false)) described.intermediate_size *= 2;
-  auto dense = described;
+  auto dense = network;
+  if (config.get("use_double_wide_mlp", false) && network.takes_keys(index)) dense.intermediate_size *= 2;
   dense.moe = {};
   auto layer = decoder_layer(dense, index);
   if (network.moe.num_experts > 0)

@@ -221,7 +221,8 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
   for (const auto& info : infos) {
     if (known.contains(info.name)) continue;
     const bool predicts = decoder != nullptr && decoder->is_of_prediction_layer(info.name);
-    auto& others = is_derived(info.name) ? mismatch.unused : predicts ? mismatch.predicting : mismatch.unexpected;
+    const bool follows = is_derived(info.name) || (decoder != nullptr && decoder->is_of_taken_keys(info.name));
+    auto& others = follows ? mismatch.unused : predicts ? mismatch.predicting : mismatch.unexpected;
     others.push_back(info.name);
   }
   mismatch.hint = hint_at_wrapper(mismatch.unexpected, matcher.possible());

@@ -6,12 +6,12 @@ import random
 
 import transformers
 from transformers import (Cohere2Config, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config,
-                          Gemma2Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GraniteConfig,
-                          HunYuanDenseV1Config, KimiLinearConfig, Lfm2Config, Lfm2MoeConfig, Llama4TextConfig,
-                          LlamaConfig, MiniMaxM2Config, Ministral3Config, Mistral4Config, MistralConfig, MixtralConfig,
-                          NemotronHConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen2MoeConfig,
-                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
-                          SeedOssConfig, SmolLM3Config, Starcoder2Config)
+                          Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig,
+                          GraniteConfig, HunYuanDenseV1Config, KimiLinearConfig, Lfm2Config, Lfm2MoeConfig,
+                          Llama4TextConfig, LlamaConfig, MiniMaxM2Config, Ministral3Config, Mistral4Config,
+                          MistralConfig, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, Phi3Config,
+                          Qwen2Config, Qwen2MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config,
+                          Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config, Starcoder2Config)
 
 VOCAB, LENGTH, POSITIONS, ORIGINAL = 96, 40, 24, 16  # sequences are longer than both
 SIZES = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -70,6 +70,9 @@ FAMILIES |= {
     "mistral4": Mistral4Config(**SIZES | dict(num_key_value_heads=4), **LATENT | dict(n_group=1),
                                pad_token_id=None),
     "gemma2": Gemma2Config(**SIZES, head_dim=16, sliding_window=6, query_pre_attn_scalar=16),
+    "gemma4_text": Gemma4TextConfig(
+        **SIZES, head_dim=16, global_head_dim=24, sliding_window=6, hidden_size_per_layer_input=8, pad_token_id=None,
+        vocab_size_per_layer_input=VOCAB, layer_types=["sliding_attention", "full_attention"]),
     "cohere2": Cohere2Config(**SIZES, sliding_window=6, layer_types=["sliding_attention", "full_attention"]),
     "starcoder2": Starcoder2Config(**SIZES),
     "ernie4_5": Ernie4_5Config(**SIZES, head_dim=16),
@@ -79,7 +82,7 @@ FAMILIES |= {
                                     attention_chunk_size=6, floor_scale=4, no_rope_layers=[1, 0], moe_layers=[1]),
 }
 GROWING = {"ministral3", "mistral4"}  # queries need two further keys among the positions
-BY_LAYER = {"gemma3_text", "olmo3"}  # rope_parameters has an object for each type of layers
+BY_LAYER = {"gemma3_text", "gemma4_text", "olmo3"}  # rope_parameters has an object for each type of layers
 ABSENT = "absent"  # removes the key
 GENERAL = {field.name for field in dataclasses.fields(transformers.PretrainedConfig)} - {
     "tie_word_embeddings", "pad_token_id", "rope_parameters"}
@@ -161,7 +164,7 @@ def of_keys(family, config):
     for key in sorted(own | set(ODD)):
         values = list(ODD.get(key, []))
         if key in own and key != "rope_parameters":
-            values += odd_values(getattr(config, key, None))
+            values += odd_values(vars(config).get(key))  # some are of layers, and no attributes of the whole
         for value in values:
             yield {key: value}
 

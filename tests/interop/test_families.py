@@ -276,9 +276,10 @@ RENAMED = {"nemotron_h": {"model.embed_tokens": "model.embeddings", "model.norm"
            "starcoder2": {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
            "hunyuan_v1_dense": {"self_attn.q_norm": "self_attn.query_layernorm",
                                 "self_attn.k_norm": "self_attn.key_layernorm"}}
-# Layers of multi-token prediction in the files.
-PREDICTING = {"deepseek_v3-0": "model.layers.3.eh_proj.weight", "glm4_moe-0": "model.layers.3.enorm.weight",
-              "qwen3_next-0": "mtp.fc.weight", "qwen3_5_text-1": "mtp.layers.0.mlp.up_proj.weight"}
+# Tensors in the files that are not read: of multi-token prediction, and keys of a layer that takes another's.
+UNREAD = {"gemma4_text-2": "model.layers.4.self_attn.k_proj.weight",
+          "deepseek_v3-0": "model.layers.3.eh_proj.weight", "glm4_moe-0": "model.layers.3.enorm.weight",
+          "qwen3_next-0": "mtp.fc.weight", "qwen3_5_text-1": "mtp.layers.0.mlp.up_proj.weight"}
 # Roundings of the delta rule, transformers' own as large; those of norms behind a branch, 2.9e-6 with AVX-512; those of
 # Gemma 4's scores, which are not scaled down and so sqrt(D) times as large, 1.1e-5.
 BARS = {"olmo2": 4e-6, "olmo3": 4e-6, "exaone4": 4e-6, "gemma4_text": 1.5e-5, "kimi_linear": 1e-5, "qwen3_next": 1e-5,
@@ -310,8 +311,8 @@ def write_case(folder, name, seed):
         for values in [*model.parameters(), *corrections]:
             values.add_(torch.randn_like(values) * 0.02)
     model.save_pretrained(folder)
-    if name in PREDICTING:  # tensors that are not read
-        weights = load_file(folder / "model.safetensors") | {PREDICTING[name]: torch.ones(3)}
+    if name in UNREAD:
+        weights = load_file(folder / "model.safetensors") | {UNREAD[name]: torch.ones(3)}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tokens, labels = torch.randint(0, VOCAB, (2, LENGTH)), torch.randint(0, VOCAB, (2, LENGTH))
     tokens[0, 3] = 7
