@@ -151,7 +151,9 @@ HeadSizes read_global_heads(const HfConfig& config, const DecoderConfig& network
     std::optional<HeadSizes> found;
     std::vector<int64_t> listed;
     bool fits = layers->is_object();
-    for (const auto& [name, keys] : layers->items()) {
+    for (const auto& item : layers->items()) {
+      const auto& name = item.key();
+      const auto& keys = item.value();
       const auto size = [&](const char* key, int64_t other) {
         return keys.contains(key) ? config.need<int64_t>(keys, key) : other;
       };

@@ -3,8 +3,10 @@
 
 #include "models/layers/gated_delta_net.h"
 #include "models/layers/kimi_delta_attention.h"
+#include "models/layers/layer_inputs.h"
 #include "models/layers/mamba2.h"
 #include "models/layers/short_conv.h"
+#include "models/moe/normed_router.h"
 #include "models/network/network.h"
 #include "models/vision/qwen_vision.h"
 #include "parallel/collectives/agreement.h"
@@ -20,6 +22,26 @@ Network decoder_network(DecoderConfig /*config*/, const DescribeLayer& /*layer*/
 }
 
 void for_each_part(const Network& /*network*/, const std::function<void(const PartSpec&)>& /*visit*/) {}
+
+NormSpec hidden_norm(const DecoderConfig& /*config*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+MlpSpec mlp_of(const DecoderConfig& /*config*/, int64_t /*intermediate_size*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+MoeSpec moe_of(const DecoderConfig& /*config*/, RouterSpecPtr /*router*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+PartSpecPtr experts_part(MoeSpec /*spec*/) { TORCH_INTERNAL_ASSERT(false, "a target builds a network"); }
+
+RouterSpecPtr normed_router(std::string /*class_name*/, NormSpec /*norm*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+PartSpecPtr layer_input_part(LayerInputSpec /*spec*/) { TORCH_INTERNAL_ASSERT(false, "a target builds a network"); }
 
 PartSpecPtr gated_delta_net_part(GatedDeltaNetSpec /*spec*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");
