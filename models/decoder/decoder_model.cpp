@@ -18,7 +18,6 @@
 #include "parallel/tensor_parallel_layout.h"
 
 namespace megashard {
-namespace {}  // namespace
 
 DecoderStack::DecoderStack(const Network& network, const BuildContext& context)
     : class_name_(network.config.names.decoder),

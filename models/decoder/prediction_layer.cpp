@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "models/kernels/cross_entropy.h"
+#include "models/network/prediction_files.h"
 
 namespace megashard {
 
@@ -24,7 +25,7 @@ PredictionLayer::PredictionLayer(const Network& network, const LayerSpec& layer,
   hnorm_ = norm("hnorm", hidden_norm(network.config));
   eh_proj_ = register_module(
       "eh_proj", std::make_shared<Hooked<ReplicatedLinear>>(Linear::Options{.in = 2 * width, .out = width}, ranks));
-  transformer_layer_ = register_module("transformer_layer", std::make_shared<Hooked<DecoderLayer>>(layer, context));
+  transformer_layer_ = register_module(kTransformerLayer, std::make_shared<Hooked<DecoderLayer>>(layer, context));
   final_layernorm_ = norm("final_layernorm", network.norm);
 }
 

@@ -149,13 +149,14 @@ def test_converters_both_ways(compared, tmp_path, family):
 
 
 TRAINING = ("--use-torch-fsdp2 --ckpt-format torch_dcp --mock-data --seq-length 16 --micro-batch-size 1 "
-            "--global-batch-size 4 --lr 1e-2 --eval-iters 1 --eval-interval 100 --tokenizer-type NullTokenizer "
+            "--global-batch-size 4 --lr 1e-2 --eval-iters 1 --eval-interval 2 --tokenizer-type NullTokenizer "
             "--vocab-size 210")
 
 
 def train(folder, model, depth, *flags, **options):
     return pretrain(folder, "--hf-model", model, "--mtp-num-layers", depth, *flags, ranks=2, defaults=TRAINING,
-                    config="sub_modules_to_wrap: ['model.layers.{*}', 'model.mtp_layers.{*}']\n", **options)
+                    config="sub_modules_to_wrap: ['model.layers.{*}', 'model.mtp_layers.{*}']\n"
+                           "num_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n", **options)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_moe_text"])
