@@ -228,6 +228,7 @@ def in_workers(count, encoder, arguments, jobs):
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
+        pool._call_queue._reader.close()  # else its writer may wait for a reader: Python before 3.11.6, gh-94777
         raise InputError("a worker process has ended before its work; if the system killed it for memory, give a "
                          "smaller "
                          "--workers, else --workers 1 shows what is wrong") from None
