@@ -11,6 +11,9 @@ DecoderConfig read_exaone4(const HfConfig& config) {
   network.post_norms = network.qk_norm = true;
   network.sliding_window = read_sliding_window(config, 4096);
   const bool has_types = config.find("layer_types") != nullptr;
+  const auto* given = config.find("sliding_window_pattern");
+  TORCH_CHECK(given == nullptr || given->is_number_integer() || given->is_string(), config.path(),
+              ": sliding_window_pattern must be a whole number, got ", given->dump());
   const auto pattern = has_types || network.sliding_window == 0 ? 0 : config.get<int64_t>("sliding_window_pattern", 4);
   TORCH_CHECK(has_types || pattern > 0, config.path(),
               ": without a positive sliding_window_pattern, layer_types must say which layers slide; write it");
