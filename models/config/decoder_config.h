@@ -18,7 +18,7 @@ struct RotaryConfig {
   /// kProportional: the first `fraction` of all pairs of a head turn, at the angles of these pairs.
   enum class Kind { kDefault, kLinear, kLlama3, kYarn, kDynamic, kLongrope, kProportional };
   Kind kind = Kind::kDefault;
-  int64_t head_dim = 0;  ///< of the heads that turn; 0: the network's
+  int64_t head_dim = 0;  ///< channels of a head that the tables turn; 0: DecoderConfig's
   double theta = 10000;
   double fraction = 1.0;  ///< rotated part of head_dim
   double factor = 1.0;
@@ -193,7 +193,7 @@ struct DecoderConfig {
   bool attention_out_bias = false;
   bool mlp_bias = false;
   std::optional<LatentConfig> latent{};
-  std::optional<HeadSizes> global_heads{};  ///< of layers without a window; unset: as the others
+  std::optional<HeadSizes> global_heads{};  ///< replaces heads in layers without a window
   bool values_are_keys = false;             ///< layers without a window: values are keys before their norm and rotation
   bool v_norm = false;                      ///< norms each head of values, without a weight
   /// So many last layers attend to the keys and values of the last layer before them with, or without, a window.

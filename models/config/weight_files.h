@@ -34,7 +34,7 @@ struct WeightFiles {
   /// Where files may have layers of multi-token prediction, which are read with --mtp-num-layers.
   enum class PredictionLayers {
     kNone,
-    kBehindLast,  ///< behind the decoder's last layer (DeepSeek-V3)
+    kBehindLast,  ///< follow the decoder's last layer (DeepSeek-V3)
     kMtp,         ///< one, under "mtp." (Qwen3.5)
     kOtherMtp     ///< under "mtp.", of a form that is not read
   };

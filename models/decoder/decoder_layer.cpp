@@ -24,13 +24,9 @@ DecoderLayer::DecoderLayer(const LayerSpec& spec, const BuildContext& context)
     branches_.push_back({.part = branch.part->build(context), .before = {}, .after = {}, .parallel = branch.parallel});
     register_module(branch.name, branches_.back().part->module());
   }
-  const auto norm = [&](const std::optional<NamedNorm>& each) {
-    return each ? register_module(each->name, std::make_shared<Hooked<Norm>>(each->norm, context.tensor_parallel))
-                : nullptr;
-  };
   for (size_t i = 0; i < branches_.size(); ++i) {
-    branches_[i].before = norm(spec.branches[i].before);
-    branches_[i].after = norm(spec.branches[i].after);
+    branches_[i].before = register_norm(*this, spec.branches[i].before, context.tensor_parallel);
+    branches_[i].after = register_norm(*this, spec.branches[i].after, context.tensor_parallel);
   }
   if (spec.scalar) scalar_ = register_buffer("layer_scalar", at::ones({1}));
 }

@@ -189,11 +189,15 @@ ModelOutput DecoderModel::forward(Batch input) {
   return output;
 }
 
-TokenLosses DecoderModel::token_losses(const at::Tensor& states, const at::Tensor& labels, const at::Tensor& weights) {
+at::Tensor DecoderModel::head_input(const at::Tensor& states) const {
   const double scale = network_.config.logit_scale;
-  const auto hidden = context_.tensor_parallel->enter(scale == 1 ? states : states * scale);
+  return context_.tensor_parallel->enter(scale == 1 ? states : states * scale);
+}
+
+TokenLosses DecoderModel::token_losses(const at::Tensor& states, const at::Tensor& labels, const at::Tensor& weights) {
   return lm_head_->run_as_forward(
-      [&](const at::Tensor& x) { return lm_head_->token_losses(x, labels, weights, context_.logits_at_once); }, hidden);
+      [&](const at::Tensor& x) { return lm_head_->token_losses(x, labels, weights, context_.logits_at_once); },
+      head_input(states));
 }
 
 std::vector<AuxTerm> DecoderModel::prediction_terms(const std::vector<at::Tensor>& predicted, const Batch& input) {
@@ -220,8 +224,7 @@ ModelOutput DecoderModel::head_output(const at::Tensor& states, const Batch& inp
     return {.token_losses = std::move(losses.of_tokens), .weighted_loss = std::move(losses.weighted)};
   }
   const auto& ranks = *context_.tensor_parallel;
-  const double scale = network_.config.logit_scale;
-  const auto logits = lm_head_->forward(ranks.enter(scale == 1 ? states : states * scale));
+  const auto logits = lm_head_->forward(head_input(states));
   return {.logits = ranks.size() == 1 ? logits : gather_from_tensor_parallel_region(logits, ranks.group())};
 }
 

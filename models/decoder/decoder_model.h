@@ -118,10 +118,11 @@ class DecoderModel : public ExpertParallelModule {
  private:
   /// The tokens' losses for a batch with labels; else logits, whole on all tensor-parallel ranks.
   ModelOutput head_output(const at::Tensor& states, const Batch& input);  // [B, T, C]
+  at::Tensor head_input(const at::Tensor& states) const;
   TokenLosses token_losses(const at::Tensor& states, const at::Tensor& labels, const at::Tensor& weights);
   /// The loss of each prediction layer (--mtp-loss-scaling-factor).
   std::vector<AuxTerm> prediction_terms(const std::vector<at::Tensor>& predicted, const Batch& input);
-  std::string text_path() const;       // of the decoder, with its dot
+  std::string text_path() const;       // path of the decoder, with its dot
   std::string encoder_layers() const;  // pattern of the encoder's layers; empty: none
   std::string encoder_path() const;    // of the encoder, with its dot
 

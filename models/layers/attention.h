@@ -47,7 +47,7 @@ struct AttentionSpec {
   /// kGive: later layers take its keys and values; kTake: has none, and takes those of a layer before.
   enum class Sharing { kNone, kGive, kTake };
   Sharing sharing = Sharing::kNone;
-  size_t shared_place = 0;  ///< of these in Pass::shared_keys
+  size_t shared_place = 0;  ///< index in Pass::shared_keys
 };
 
 PartSpecPtr attention_part(AttentionSpec spec);

@@ -65,4 +65,10 @@ void Norm::init_own_weights(const WeightInit& /*init*/) {
   if (bias.defined()) bias.zero_();
 }
 
+std::shared_ptr<Hooked<Norm>> register_norm(torch::nn::Module& module, const std::optional<NamedNorm>& norm,
+                                            const TensorParallelRanksPtr& ranks) {
+  if (!norm) return nullptr;
+  return module.register_module(norm->name, std::make_shared<Hooked<Norm>>(norm->norm, ranks));
+}
+
 }  // namespace megashard

@@ -3,12 +3,15 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "framework/modules/weight_init_mixin.h"
 #include "models/config/decoder_config.h"
 #include "models/config/tensor_parallel_ranks.h"
 #include "models/kernels/fused_ops.h"
+#include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
 
@@ -61,5 +64,9 @@ class Norm : public torch::nn::Module, public SelfInitializing {
   TensorParallelRanksPtr ranks_;
   NormInput input_;
 };
+
+/// Registers a norm of hidden states under its name. Null if `norm` is unset.
+std::shared_ptr<Hooked<Norm>> register_norm(torch::nn::Module& module, const std::optional<NamedNorm>& norm,
+                                            const TensorParallelRanksPtr& ranks);
 
 }  // namespace megashard

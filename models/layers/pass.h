@@ -109,7 +109,7 @@ struct Pass {
   KeySpan span{};                              ///< without a window, which is a layer's own
   std::shared_ptr<const Documents> chunks{};   ///< pieces of span's documents, for layers with chunks
   at::Tensor query_factors{};                  ///< [T] or [B, T]: multiply a token's queries; undefined: do not
-  std::array<SharedKeys, 2> shared_keys{};     ///< of the layers so far: without a window, and with one
+  std::array<SharedKeys, 2> shared_keys{};     ///< given so far: [0] without a window, [1] with one
   at::Tensor layer_inputs{};                   ///< [B, T, layers, P] (LayerInputs); undefined: none
 
   template <class F>

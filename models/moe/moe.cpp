@@ -124,10 +124,7 @@ SparseMoeBlock::SparseMoeBlock(const MoeSpec& spec, const BuildContext& context)
     to_latent_ = linear("fc1_latent_proj", spec.hidden_size, spec.expert.hidden_size, 1);
     from_latent_ = linear("fc2_latent_proj", spec.expert.hidden_size, spec.hidden_size, spec.expert.output_init_scale);
   }
-  const auto norm = [&](const std::optional<NamedNorm>& each) {
-    return each ? register_module(each->name, std::make_shared<Hooked<Norm>>(each->norm, context.tensor_parallel))
-                : nullptr;
-  };
+  const auto norm = [&](const auto& each) { return register_norm(*this, each, context.tensor_parallel); };
   before_ = norm(spec.before);
   after_ = norm(spec.after);
   if (!spec.shared) return;

@@ -23,7 +23,7 @@ struct SharedExpertSpec {
   std::string name{};  ///< of its module
   MlpSpec mlp{};
   bool gated = false;                          ///< multiplies its output by sigmoid(shared_expert_gate(x))
-  std::optional<NamedNorm> before{}, after{};  ///< of its input and output
+  std::optional<NamedNorm> before{}, after{};  ///< norm its input and output
 };
 
 /// A mixture of experts as a part of a layer.
@@ -35,7 +35,7 @@ struct MoeSpec {
   bool latent_bias = false;
   RouterSpecPtr router{};
   std::optional<SharedExpertSpec> shared{};
-  std::optional<NamedNorm> before{}, after{};  ///< of the experts' input, which the router does not see, and their sum
+  std::optional<NamedNorm> before{}, after{};  ///< norm the experts' input, not the router's, and their sum
 };
 
 PartSpecPtr experts_part(MoeSpec spec);

@@ -219,8 +219,10 @@ std::vector<PlacedLayer> placed_layers(const Network& network, const std::string
 }  // namespace
 
 void for_each_part(const Network& network, const std::function<void(const PartSpec&)>& visit) {
-  for (const auto& layer : placed_layers(network, "")) {
-    for (const auto& branch : layer.spec.branches) visit(*branch.part);
+  for (const auto* layers : {&network.layers, &network.prediction_layers}) {
+    for (const auto& layer : *layers) {
+      for (const auto& branch : layer.branches) visit(*branch.part);
+    }
   }
 }
 

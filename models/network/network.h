@@ -30,7 +30,7 @@ struct LayerSpec {
   std::vector<Branch> branches;
   double dropout = 0;  ///< of each branch's output
   double scale = 1;    ///< factor of each branch's output
-  /// Names of its modules in files, if others (weight_map: of all layers those of the first).
+  /// Renames modules in files. weight_map takes the first layer's for all layers.
   std::vector<WeightRenaming> renamings{};
   bool scalar = false;  ///< multiplies the layer's output by its buffer layer_scalar [1]
 };
@@ -38,7 +38,7 @@ struct LayerSpec {
 /// A language model as a value: a decoder, and maybe an encoder of its items, without ranks, flags and files.
 struct Network {
   DecoderConfig config{};                ///< sizes and switches of the whole network, in the terms of Megatron's flags
-  std::vector<RotaryConfig> rotaries{};  ///< of layers without a window, and with one
+  std::vector<RotaryConfig> rotaries{};  ///< turn layers without a window, and with one
   std::vector<LayerSpec> layers{};
   std::vector<LayerSpec> prediction_layers{};  ///< of the last layer's kind (PredictionLayer)
   NormSpec norm{};                             ///< after the last layer

@@ -409,7 +409,11 @@ WITH_OWN_FILES = {"mixtral", "gpt_oss", "phi3", "glm4", "llama4_text", "lfm2_moe
 @pytest.mark.parametrize("family", [family if family in WITH_OWN_FILES else pytest.param(family, marks=pytest.mark.slow)
                                     for family in CASES])
 def test_converters_both_ways(compared, tmp_path, family):
-    source = compared[0] / f"{family}-1"
+    check_converters(compared[0] / f"{family}-1", tmp_path)
+
+
+def check_converters(source, tmp_path):
+    """To a step and back: the same tensors, bit for bit."""
     convert("hf_to_dcp", "--hf-dir", source, "--dcp-dir", tmp_path / "dcp")
     convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back",
             "--model-assets-dir", source)

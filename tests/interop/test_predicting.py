@@ -12,7 +12,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import MtpLayer
 
 from megashard import FAILURE, USAGE, convert, losses, pretrain
-from test_families import GROUPED, LATENT, LENGTH, LINEAR_HEADS, SHARED, SIZES, VOCAB
+from test_families import GROUPED, LATENT, LENGTH, LINEAR_HEADS, SHARED, SIZES, VOCAB, check_converters
 from transformers_twin import check, gradients_of, make_model, model_logits, with_halves
 
 HYBRID = SIZES | LINEAR_HEADS | dict(num_hidden_layers=4, num_key_value_heads=2, head_dim=16)
@@ -139,13 +139,7 @@ def test_same_as_transformers(compared, family):
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_moe_text"])
 def test_converters_both_ways(compared, tmp_path, family):
-    source = compared[0] / family
-    convert("hf_to_dcp", "--hf-dir", source, "--dcp-dir", tmp_path / "dcp")
-    convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back",
-            "--model-assets-dir", source)
-    before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "back"))
-    assert sorted(after) == sorted(before)
-    assert all(torch.equal(after[name], value) for name, value in before.items())
+    check_converters(compared[0] / family, tmp_path)
 
 
 TRAINING = ("--use-torch-fsdp2 --ckpt-format torch_dcp --mock-data --seq-length 16 --micro-batch-size 1 "
