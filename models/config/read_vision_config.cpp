@@ -57,6 +57,12 @@ std::vector<int64_t> read_blocks(const HfConfig& config, const char* key, std::v
   return numbers;
 }
 
+void check_turned_heads(const HfConfig& config, const VisionConfig& vision, const char* key) {
+  TORCH_CHECK(vision.depth > 0 && vision.num_heads > 0 && vision.hidden_size % (4 * vision.num_heads) == 0,
+              config.path(), ": hidden_size ", vision.hidden_size, " of vision_config must be a multiple of 4 times ",
+              key, " ", vision.num_heads, ": positions turn quarters of a head");
+}
+
 void read_tower(const HfConfig& config, VisionConfig& vision, const char* activation) {
   vision.depth = config.get("depth", vision.depth);
   vision.hidden_size = config.get("hidden_size", vision.hidden_size);
@@ -70,10 +76,7 @@ void read_tower(const HfConfig& config, VisionConfig& vision, const char* activa
   vision.activation = read_activation(config, "hidden_act", activation);
   if (const auto* rope = config.find("rope_parameters"))
     vision.rotary_theta = config.get(*rope, "rope_theta", vision.rotary_theta);
-  TORCH_CHECK(vision.depth > 0 && vision.num_heads > 0 && vision.hidden_size % (4 * vision.num_heads) == 0,
-              config.path(), ": hidden_size ", vision.hidden_size,
-              " of vision_config must be a multiple of 4 times num_heads ", vision.num_heads,
-              ": positions turn quarters of a head");
+  check_turned_heads(config, vision, "num_heads");
   TORCH_CHECK(vision.intermediate_size > 0 && vision.in_channels > 0 && vision.patch_size > 0 &&
                   vision.temporal_patch_size > 0 && vision.merge_size > 0,
               config.path(), ": the sizes of vision_config must be positive");

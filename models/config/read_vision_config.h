@@ -19,6 +19,8 @@ HfConfig vision_config(const HfConfig& root);
 /// read_decoder of the text model. Throws if position parameters at the top level differ from its own.
 DecoderConfig read_text(const HfConfig& root, const DecoderDefaults& defaults);
 
+/// Throws unless rows and columns can each turn quarters of a head. `key`: that of the number of heads.
+void check_turned_heads(const HfConfig& config, const VisionConfig& vision, const char* key);
 /// Reads the fields of all generations of Qwen's towers; `vision` has the defaults of one.
 void read_tower(const HfConfig& config, VisionConfig& vision, const char* activation);
 /// The tower of Qwen3-VL and Qwen3.5, whose classes begin with `prefix`; the latter without deepstack_visual_indexes.

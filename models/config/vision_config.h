@@ -13,10 +13,10 @@ enum class VisionKind { kQwen2_5, kQwen3 };
 
 /// Class names that a vision tower's modules report, for wrap policies.
 struct VisionNames {
-  std::string tower, patch_embed, block, attention, mlp, norm, merger;
+  std::string tower{}, patch_embed{}, block{}, attention{}, mlp{}, norm{}, merger{};
 };
 
-/// A vision tower of the Qwen-VL families: maps patches of images and frames to features for the decoder.
+/// A vision tower: maps patches of images and frames to features for the decoder.
 struct VisionConfig {
   VisionKind kind = VisionKind::kQwen2_5;
   VisionNames names{};
@@ -52,6 +52,8 @@ struct VisionLanguageConfig {
   /// Qwen2.5: distance of a video's position ids per second. Unset (Qwen3): timestamps are part of the text, and every
   /// frame has its own positions.
   std::optional<double> tokens_per_second{};
+  bool mrope = true;        ///< pictures' tokens have position ids of their own (M-RoPE)
+  bool rows_apart = false;  ///< a token of text follows each row of a picture's features
 };
 
 }  // namespace megashard

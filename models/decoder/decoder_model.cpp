@@ -146,7 +146,7 @@ StackOutput DecoderStack::forward(const Batch& input, const InjectedEmbeddings& 
 
 EncodedStack::EncodedStack(const Network& network, const BuildContext& context)
     : class_name_(network.encoder->owner_class()), encoder_(network.encoder->build()) {
-  register_module(network.encoder->name(), encoder_->module());
+  for (const auto& [name, module] : encoder_->modules()) register_module(name, module);
   language_model_ = register_module("language_model", std::make_shared<Hooked<DecoderStack>>(network, context));
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "framework/batch.h"
@@ -26,11 +27,14 @@ struct InjectedEmbeddings {
   }
 };
 
-/// A module beside the decoder that maps a batch's items (pictures, audio) to features for marked tokens.
+using EncoderModules = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
+
+/// Modules beside the decoder that map a batch's items (pictures, audio) to features for marked tokens.
 class Encoder {
  public:
   virtual ~Encoder() = default;
-  virtual std::shared_ptr<torch::nn::Module> module() = 0;
+  /// Its modules in `model`, by their names there, in the order of their forward.
+  virtual EncoderModules modules() = 0;
   /// MultiModalModule::prepare: on the host, for whole sequences. Leaves what encode() needs in Batch::plan. Throws one
   /// error for items that do not fit the tokens.
   virtual void prepare(Batch& input) const = 0;
@@ -42,16 +46,16 @@ class EncoderSpec {
  public:
   virtual ~EncoderSpec() = default;
   virtual std::shared_ptr<Encoder> build() const = 0;
-  /// Name of its module in `model`: "visual".
+  /// Name of its module with the layers: "visual".
   virtual std::string name() const = 0;
   /// Class of the module `model`, which holds encoder and decoder, for wrap policies.
   virtual std::string owner_class() const = 0;
-  /// Name of its module in Megatron: "image_encoder".
+  /// Megatron's name of that module: "image_encoder".
   virtual std::string megatron_name() const = 0;
-  /// Pattern of its layers, relative to its module: units of FSDP2, and the modules that a recompute of towers names.
+  /// Pattern of its layers, relative to that module: units of FSDP2, and the modules that a recompute of towers names.
   /// Empty: none.
   virtual std::string layers() const { return {}; }
-  /// False: inputs of its modules keep their dtype under mixed precision.
+  /// False: inputs of that module and those in it keep their dtype under mixed precision.
   virtual bool casts_inputs() const { return true; }
   /// MegatronModule::qkv_split_shapes of its weights.
   virtual std::vector<int64_t> qkv_split_shapes(const std::string& /*name*/,

@@ -14,18 +14,21 @@
 namespace megashard {
 namespace {
 
+/// What of a picture has its tokens side by side.
+enum class Whole { kPicture, kFrame, kRow };
+
 /// Takes the pictures of one kind one after the other.
 class Pictures {
  public:
-  Pictures(const at::Tensor& grids, std::string kind, int64_t token, int64_t merge, bool frames_apart)
+  Pictures(const at::Tensor& grids, std::string kind, int64_t token, int64_t merge, Whole whole)
       : kind_(std::move(kind)), token_(token) {
     if (!grids.defined()) return;
     const auto dense = grids.contiguous();
     const auto* value = dense.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < dense.size(0); ++i, value += 3) {
-      const int64_t parts = frames_apart ? value[0] : 1;
-      for (int64_t part = 0; part < parts; ++part)
-        items_.push_back({i, value[0] / parts, value[1] / merge, value[2] / merge});
+      const int64_t frames = value[0], rows = value[1] / merge, columns = value[2] / merge;
+      const Item item{i, whole == Whole::kPicture ? frames : 1, whole == Whole::kRow ? 1 : rows, columns};
+      items_.insert(items_.end(), static_cast<size_t>(frames * rows * columns / item.size()), item);
     }
   }
 
@@ -78,9 +81,10 @@ at::Tensor index_of(const std::vector<int64_t>& values) {
 PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens, const PictureGrids& grids,
                              const at::Tensor& document_lengths) {
   const int64_t merge = config.vision.merge_size;
-  Pictures images(grids.images, "image", config.image_token_id, merge, /*frames_apart=*/false);
+  Pictures images(grids.images, "image", config.image_token_id, merge,
+                  config.rows_apart ? Whole::kRow : Whole::kPicture);
   Pictures videos(grids.videos, "video", config.video_token_id, merge,
-                  /*frames_apart=*/!config.tokens_per_second);
+                  config.tokens_per_second ? Whole::kPicture : Whole::kFrame);
   const auto dense = tokens.contiguous();
   const auto* token = dense.const_data_ptr<int64_t>();
   const int64_t rows = tokens.size(0), length = tokens.size(1);

@@ -1,170 +1,33 @@
 #include "models/vision/qwen_vision.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
-
-#include <algorithm>
 #include <utility>
 
-#include "models/vision/mrope_positions.h"
+#include "models/vision/picture_encoder.h"
 #include "models/vision/vision_tower.h"
-#include "parallel/copies/on_device.h"
-#include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {
 
-/// Takes the grids of one kind to the host, and checks that its pixels are there.
-at::Tensor take_grids(const VisionConfig& config, Batch& input, const std::string& kind,
-                      const std::string& pixels_name) {
-  const std::string name = kind + "_grid_thw";
-  auto grids = input.find(name);
-  const auto pixels = input.find(pixels_name);
-  if (!grids.defined() && !pixels.defined()) return grids;
-  TORCH_CHECK(grids.defined() && pixels.defined(), "the input has ", grids.defined() ? name : pixels_name, " without ",
-              grids.defined() ? pixels_name : name, ": give both, or none");
-  grids = grids.cpu();
-  check_grids(config, grids, name);
-  const int64_t patches = grids.prod(1).sum().item<int64_t>();
-  TORCH_CHECK(pixels.dim() == 2 && pixels.size(0) == patches && pixels.size(1) == config.pixels_of_patch(), pixels_name,
-              " ", pixels.sizes(), " must be [", patches, ", ", config.pixels_of_patch(), "]: the patches that ", name,
-              " describes, and their channels, frames and pixels as this model's processor lays them out: prepare the "
-              "pictures by it");
-  input.take(name);
-  return grids.size(0) == 0 ? at::Tensor() : grids;
-}
-
-at::Tensor joined(const at::Tensor& images, const at::Tensor& videos) {
-  if (!images.defined() || !videos.defined()) return images.defined() ? images : videos;
-  return at::cat({images, videos.to(images.scalar_type())});
-}
-
-/// Of pictures that follow each other in `rows`, as many rows each as `counts` says, those that are
-/// marked; the marks are of [first, first + pictures).
-at::Tensor rows_of_pictures(const at::Tensor& rows, const at::Tensor& counts, const std::vector<bool>& marks,
-                            int64_t first) {
-  const auto* const count = counts.const_data_ptr<int64_t>();
-  std::vector<at::Tensor> runs;  // of pictures that are marked: views
-  int64_t begin = 0, end = 0;
-  const auto take = [&] {
-    if (end > begin) runs.push_back(rows.narrow(0, begin, end - begin));
-  };
-  for (int64_t i = 0; i < counts.size(0); ++i) {
-    if (marks[static_cast<size_t>(first + i)]) {
-      end += count[i];
-      continue;
-    }
-    take();
-    end += count[i];
-    begin = end;
-  }
-  take();
-  if (runs.empty()) return {};
-  return runs.size() == 1 ? runs[0] : at::cat(runs);
-}
-
-/// Leaves in the input and the grids what reaches into this rank's rows. A picture on the border of
-/// two ranks is seen by both; each gives gradients to the features of its own rows.
-void keep_own_pictures(PicturePlan& plan, Batch& input, PictureGrids& grids, int64_t merge) {
-  const auto features = joined(grids.images, grids.videos).prod(1).div(merge * merge, "floor");
-  auto own = pictures_in_rows(plan.token_indices, features, input.sequence);
-  int64_t first = 0;
-  const auto keep = [&](at::Tensor& of_kind, const char* pixels_name) {
-    if (!of_kind.defined()) return;
-    const int64_t pictures = of_kind.size(0);
-    const auto patches = of_kind.prod(1);
-    input.set(pixels_name, rows_of_pictures(input.take(pixels_name), patches, own.pictures, first), Axis::kItem);
-    of_kind = rows_of_pictures(of_kind, at::ones_like(patches), own.pictures, first);
-    first += pictures;
-  };
-  keep(grids.images, "pixel_values");
-  keep(grids.videos, "pixel_values_videos");
-  plan.token_indices = own.token_indices;
-  plan.own_features = own.features;
-}
-
-bool any_is_sharded(const torch::nn::Module& module) {
-  const auto parameters = module.parameters();
-  return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& each) { return is_sharded(each); });
-}
-
-class QwenVision final : public Encoder {
+class QwenTower final : public PictureTower {
  public:
-  explicit QwenVision(VisionLanguageConfig config)
-      : config_(std::move(config)), tower_(std::make_shared<Hooked<VisionTower>>(config_.vision)) {}
+  explicit QwenTower(const VisionConfig& config) : visual_(std::make_shared<Hooked<VisionTower>>(config)) {}
 
-  std::shared_ptr<torch::nn::Module> module() override { return tower_; }
-  void prepare(Batch& input) const override;
-  InjectedEmbeddings encode(const Batch& input) override;
+  EncoderModules modules() override { return {{"visual", visual_}}; }
+  VisionFeatures features(const at::Tensor& patches, const VisionPlan& plan) override {
+    return visual_->forward(patches, plan);
+  }
 
  private:
-  VisionLanguageConfig config_;
-  std::shared_ptr<Hooked<VisionTower>> tower_;
+  std::shared_ptr<Hooked<VisionTower>> visual_;
 };
-
-InjectedEmbeddings QwenVision::encode(const Batch& input) {
-  const auto* plan = dynamic_cast<const PicturePlan*>(input.plan.get());
-  TORCH_CHECK(plan != nullptr, config_.model_name,
-              " got an input that was not prepared: call the model, not its parts");
-  if (plan->vision.patches == 0) return {};
-  const auto device = input.tokens().device();
-  auto patches = joined(input.find("pixel_values"), input.find("pixel_values_videos"));
-  if (plan->dummy_image) {
-    patches = at::zeros({plan->vision.patches, config_.vision.pixels_of_patch()}, at::TensorOptions().device(device));
-  }
-  auto seen = tower_->forward(on_device(patches, device), plan->vision);
-  const auto token_indices = on_device(plan->token_indices, device);
-  const auto own = plan->own_features.defined() ? on_device(plan->own_features, device) : at::Tensor();
-  const auto placed = [&](const at::Tensor& x) {
-    return own.defined() ? x.index_select(0, own) : x.narrow(0, 0, token_indices.size(0));
-  };
-  InjectedEmbeddings visual{.token_indices = token_indices, .features = placed(seen.features), .deepstack = {}};
-  for (const auto& each : seen.deepstack) visual.deepstack.push_back(placed(each));
-  return visual;
-}
-
-void QwenVision::prepare(Batch& input) const {
-  const auto plan = std::make_shared<PicturePlan>();
-  const auto& vision = config_.vision;
-  PictureGrids grids{.images = take_grids(vision, input, "image", "pixel_values"),
-                     .videos = take_grids(vision, input, "video", "pixel_values_videos"),
-                     .seconds_per_frame = input.find("second_per_grid_ts").defined()
-                                              ? input.find("second_per_grid_ts").cpu()
-                                              : at::Tensor()};
-  input.take("second_per_grid_ts");
-  if (grids.images.defined() || grids.videos.defined()) {
-    const auto& seconds = grids.seconds_per_frame;
-    TORCH_CHECK(
-        !seconds.defined() || (grids.videos.defined() && seconds.dim() == 1 && seconds.size(0) == grids.videos.size(0)),
-        "second_per_grid_ts must hold one number for each video of video_grid_thw");
-    const auto& shard = input.sequence;
-    TORCH_CHECK(shard.is_whole() || input.tokens().size(1) == shard.length,
-                "pictures are placed in whole sequences, of ", shard.length, " tokens here, and got ",
-                input.tokens().size(1), ": call prepare() before taking this rank's rows");
-    const auto placed = place_pictures(config_, input.tokens().cpu(), grids, input.document_lengths);
-    plan->token_indices = placed.token_indices;
-    const at::Tensor positions = input.position_ids();
-    const bool has_those_of_text = input.document_lengths.defined() && positions.dim() == 2;
-    if (!positions.defined() || has_those_of_text) input.set(kPositionIds, placed.position_ids);
-    if (!shard.is_whole()) keep_own_pictures(*plan, input, grids, vision.merge_size);
-  }
-  if (grids.images.defined() || grids.videos.defined()) {
-    plan->vision = plan_vision(vision, joined(grids.images, grids.videos));
-  } else if (any_is_sharded(*tower_)) {
-    plan->dummy_image = true;
-    plan->vision = plan_vision(vision, at::tensor({int64_t{1}, vision.merge_size, vision.merge_size}).view({1, 3}));
-    plan->token_indices = at::zeros({0}, at::kLong);
-  }
-  input.plan = plan;
-}
 
 class QwenVisionSpec final : public EncoderSpec {
  public:
   explicit QwenVisionSpec(VisionLanguageConfig config) : config_(std::move(config)) {}
 
-  std::shared_ptr<Encoder> build() const override { return std::make_shared<QwenVision>(config_); }
+  std::shared_ptr<Encoder> build() const override {
+    return std::make_shared<PictureEncoder>(config_, std::make_shared<QwenTower>(config_.vision));
+  }
   std::string name() const override { return "visual"; }
   std::string owner_class() const override { return config_.model_name; }
   std::string megatron_name() const override { return "image_encoder"; }

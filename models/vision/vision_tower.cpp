@@ -1,14 +1,11 @@
 #include "models/vision/vision_tower.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <algorithm>
+#include <array>
 
 #include "models/kernels/fused_ops.h"
 #include "parallel/copies/on_device.h"
@@ -26,55 +23,12 @@ std::shared_ptr<Hooked<Linear>> with_bias(int64_t in, int64_t out) {
   return std::make_shared<Hooked<Linear>>(Linear::Options{.in = in, .out = out, .bias = true});
 }
 
-/// The tables of row and column: a quarter of the head's channel pairs each.
-RotaryTables tables_of(const at::Tensor& frequencies, const at::Tensor& positions) {
-  const at::NoGradGuard no_grad;
-  const auto angles = (positions.to(at::kFloat).unsqueeze(-1) * frequencies).flatten(1);
-  return {angles.cos(), angles.sin()};
-}
-
-/// Attention of [P, H, D] within the segments, one call for all segments of a length.
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Segments& segments) {
-  const bool by_fp32 = by_way_of_fp32(q);
-  const auto arranged = [&](const at::Tensor& x) {
-    const auto ordered = segments.order.defined() ? x.index_select(0, segments.order) : x;
-    return by_fp32 ? ordered.to(at::kFloat) : ordered;
-  };
-  const auto queries = arranged(q), keys = arranged(k), values = arranged(v);
-  std::vector<at::Tensor> parts;
-  int64_t first = 0;
-  for (const auto& run : segments.runs) {
-    const auto batch = [&](const at::Tensor& x) {  // [count, H, length, D]
-      return x.narrow(0, first, run.count * run.length).unflatten(0, {run.count, run.length}).transpose(1, 2);
-    };
-    const auto out = at::scaled_dot_product_attention(batch(queries), batch(keys), batch(values));
-    parts.push_back(out.transpose(1, 2).flatten(0, 1));
-    first += run.count * run.length;
-  }
-  auto mixed = parts.size() == 1 ? parts[0] : at::cat(parts);
-  if (segments.inverse.defined()) mixed = mixed.index_select(0, segments.inverse);
-  return mixed.to(q.scalar_type());
-}
-
 }  // namespace
 
-PatchConvolution::PatchConvolution(const VisionConfig& config) {
-  weight = register_parameter("weight", at::empty({config.hidden_size, config.in_channels, config.temporal_patch_size,
-                                                   config.patch_size, config.patch_size}));
-  if (config.kind == VisionKind::kQwen3) bias = register_parameter("bias", at::empty({config.hidden_size}));
-}
-
-at::Tensor PatchConvolution::forward(const at::Tensor& patches) {
-  return linear(patches.to(weight.scalar_type()), weight.flatten(1), bias);
-}
-
-void PatchConvolution::init_own_weights(const WeightInit& init) {
-  weight.normal_(0, init.std, init.generator);
-  if (bias.defined()) bias.zero_();
-}
-
 PatchEmbed::PatchEmbed(const VisionConfig& config) : class_name_(config.names.patch_embed) {
-  proj_ = register_module("proj", std::make_shared<Hooked<PatchConvolution>>(config));
+  const std::array sizes{config.hidden_size, config.in_channels, config.temporal_patch_size, config.patch_size,
+                         config.patch_size};
+  proj_ = register_module("proj", std::make_shared<Hooked<PatchConvolution>>(sizes, config.kind == VisionKind::kQwen3));
 }
 
 VisionAttention::VisionAttention(const VisionConfig& config)
@@ -89,17 +43,8 @@ at::Tensor VisionAttention::forward(const at::Tensor& hidden, const VisionContex
     const auto x = qkv.select(1, which).unsqueeze(0).to(context.rotary.cos.scalar_type());
     return rotate(x, context.rotary.cos, context.rotary.sin).squeeze(0).to(qkv.scalar_type());
   };
-  const auto mixed = attend(turned(0), turned(1), qkv.select(1, 2), context.segments);
+  const auto mixed = attend_within(turned(0), turned(1), qkv.select(1, 2), context.segments);
   return proj_->forward(mixed.flatten(1));
-}
-
-VisionMlp::VisionMlp(const VisionConfig& config) : class_name_(config.names.mlp), activation_(config.activation) {
-  linear_fc1_ = register_module("linear_fc1", with_bias(config.hidden_size, config.intermediate_size));
-  linear_fc2_ = register_module("linear_fc2", with_bias(config.intermediate_size, config.hidden_size));
-}
-
-at::Tensor VisionMlp::forward(const at::Tensor& hidden) {
-  return linear_fc2_->forward(activate(linear_fc1_->forward(hidden), activation_));
 }
 
 VisionBlock::VisionBlock(const VisionConfig& config) : class_name_(config.names.block) {
@@ -115,7 +60,13 @@ VisionBlock::VisionBlock(const VisionConfig& config) : class_name_(config.names.
                                             .bias = true,
                                         }));
   } else {
-    mlp_ = register_module("mlp", std::make_shared<Hooked<VisionMlp>>(config));
+    mlp_ = register_module("mlp", std::make_shared<Hooked<PlainMlp>>(PlainMlpSpec{
+                                      .class_name = config.names.mlp,
+                                      .names = {"linear_fc1", "linear_fc2"},
+                                      .hidden_size = config.hidden_size,
+                                      .intermediate_size = config.intermediate_size,
+                                      .activation = config.activation,
+                                  }));
   }
 }
 
@@ -169,26 +120,18 @@ at::Tensor VisionTower::learned_positions(const VisionPlan& plan, const at::Tens
 }
 
 VisionFeatures VisionTower::forward(const at::Tensor& patches, const VisionPlan& plan) {
-  const int64_t unit = config_.merge_size * config_.merge_size;
-  const auto here = [&](const at::Tensor& x) { return x.defined() ? on_device(x, patches.device()) : x; };
-  const auto placed = [&](const Segments& from) { return Segments{from.runs, here(from.order), here(from.inverse)}; };
-  auto hidden = patch_embed_->forward(patches);
-  if (plan.unit_order.defined()) {
-    hidden = hidden.unflatten(0, {-1, unit}).index_select(0, here(plan.unit_order)).flatten(0, 1);
-  }
+  const auto device = patches.device();
+  auto hidden = in_tower_order(patch_embed_->forward(patches), plan);
   if (pos_embed_) hidden = hidden + learned_positions(plan, hidden);
 
-  if (!frequencies_.defined() || frequencies_.device() != patches.device()) {
+  if (!frequencies_.defined() || frequencies_.device() != device) {
     const int64_t head = config_.hidden_size / config_.num_heads;
     const c10::InferenceMode no_inference(false);  // training may use them later
-    frequencies_ = here(inverse_frequencies({.theta = config_.rotary_theta}, head / 2));
+    frequencies_ = on_device(inverse_frequencies({.theta = config_.rotary_theta}, head / 2), device);
   }
-  const auto rotary = tables_of(frequencies_, here(plan.positions));
-  const VisionContext by_frame{rotary, placed(plan.frames)};
-  const VisionContext by_window{rotary, placed(plan.windows)};
-  const auto as_given = [&](const at::Tensor& features) {
-    return plan.unit_inverse.defined() ? features.index_select(0, here(plan.unit_inverse)) : features;
-  };
+  const auto rotary = vision_tables(frequencies_, on_device(plan.positions, device));
+  const VisionContext by_frame{rotary, on_device(plan.frames, device)};
+  const VisionContext by_window{rotary, on_device(plan.windows, device)};
   VisionFeatures out;
   out.deepstack.resize(deepstack_mergers_.size());
   const auto& full = config_.full_attention_blocks;
@@ -200,9 +143,9 @@ VisionFeatures VisionTower::forward(const at::Tensor& patches, const VisionPlan&
     const auto found = std::find(deep.begin(), deep.end(), number);
     if (found == deep.end()) continue;
     const auto level = static_cast<size_t>(found - deep.begin());
-    out.deepstack[level] = as_given(deepstack_mergers_[level]->forward(hidden));
+    out.deepstack[level] = in_given_order(deepstack_mergers_[level]->forward(hidden), plan);
   }
-  out.features = as_given(merger_->forward(hidden));
+  out.features = in_given_order(merger_->forward(hidden), plan);
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include "models/layers/short_conv.h"
 #include "models/moe/normed_router.h"
 #include "models/network/network.h"
+#include "models/vision/pixtral_vision.h"
 #include "models/vision/qwen_vision.h"
 #include "parallel/collectives/agreement.h"
 
@@ -54,6 +55,10 @@ PartSpecPtr kimi_delta_attention_part(KimiDeltaAttentionSpec /*spec*/) {
 PartSpecPtr mamba2_part(Mamba2Spec /*spec*/) { TORCH_INTERNAL_ASSERT(false, "a target builds a network"); }
 
 PartSpecPtr short_conv_part(ShortConvSpec /*spec*/) { TORCH_INTERNAL_ASSERT(false, "a target builds a network"); }
+
+EncoderSpecPtr pixtral_vision(VisionLanguageConfig /*config*/, ProjectorSpec /*projector*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
 
 EncoderSpecPtr qwen_vision(VisionLanguageConfig /*config*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");

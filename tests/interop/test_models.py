@@ -6,12 +6,12 @@ import importlib.util
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig,
-                          Qwen3_5MoeForConditionalGeneration, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
-                          Qwen3MoeForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig,
-                          Qwen3VLMoeForConditionalGeneration)
+from transformers import (Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Mistral3Config,
+                          Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Qwen2_5_VLConfig,
+                          Qwen2_5_VLForConditionalGeneration, Qwen2Config, Qwen2ForCausalLM, Qwen3_5Config,
+                          Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration,
+                          Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig,
+                          Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
 
 from transformers_twin import by_transformers, check, model_logits
 
@@ -31,6 +31,9 @@ HYBRID = SMALL | dict(num_key_value_heads=2, head_dim=32, linear_num_key_heads=2
 IMAGE, VIDEO, LENGTH = 200, 201, 34
 SEES = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=202, vision_end_token_id=203)
 VISION = dict(depth=3, hidden_size=32, intermediate_size=40, num_heads=2, patch_size=4, out_hidden_size=48)
+
+PIXTRAL = dict(num_hidden_layers=2, hidden_size=32, intermediate_size=40, num_attention_heads=2, patch_size=4,
+               initializer_range=0.1)
 
 
 def sections(*sizes):
@@ -96,6 +99,14 @@ CASES = {
     "llama_longrope_short": (LlamaForCausalLM, LlamaConfig(
         **SMALL | dict(max_position_embeddings=24), rope_parameters=LONGROPE | dict(
             original_max_position_embeddings=17, short_factor=[1.0, 1.2, 1.5, 2.0], long_factor=[2.0, 3.0, 5.0, 7.0]))),
+    "mistral3_vl": (Mistral3ForConditionalGeneration, Mistral3Config(
+        image_token_index=IMAGE, tie_word_embeddings=False, text_config=dict(
+            model_type="mistral", **SMALL, num_key_value_heads=2, rope_theta=500.0),
+        vision_config=PIXTRAL)),
+    "mistral3_vl_ministral": (Mistral3ForConditionalGeneration, Mistral3Config(
+        image_token_index=IMAGE, tie_word_embeddings=True, multimodal_projector_bias=True, projector_hidden_act="silu",
+        text_config=dict(model_type="ministral3", **SMALL, num_key_value_heads=2, head_dim=16),
+        vision_config=PIXTRAL | dict(hidden_act="silu", rope_parameters=dict(rope_type="axial", rope_theta=80.0)))),
 }
 TOKENS = {"qwen3_vl_moe": (34, 33, 11)}  # of each row; the rest is filled up
 # Only where positions are given, not counted.
@@ -114,6 +125,27 @@ def pictures(tokens, timestamps):
     inputs = dict(pixel_values=patches(image_grids), image_grid_thw=image_grids,
                   pixel_values_videos=patches(video_grids), video_grid_thw=video_grids)
     return inputs if timestamps else inputs | dict(second_per_grid_ts=torch.tensor([0.7]))
+
+
+def pictures_in_rows(tokens):
+    """Two images in the first row, one in the second, nothing in the third: a token of text behind each row of
+    features."""
+    grids = torch.tensor([[1, 6, 4], [1, 4, 10], [1, 4, 4]])
+    for row, first, (_, height, width) in zip((0, 0, 1), (1, 12, 5), grids.tolist()):
+        for start in range(first, first + height // 2 * (width // 2 + 1), width // 2 + 1):
+            tokens[row, start:start + width // 2] = IMAGE
+    return dict(pixel_values=torch.randn(int(grids.prod(1).sum()), 3 * 4 * 4), image_grid_thw=grids)
+
+
+def whole_images(pixel_values, image_grid_thw):
+    """Pixtral's input: patches of 2 x 2 units as images, padded to the largest."""
+    heights, widths = (4 * image_grid_thw[:, 1:]).unbind(1)
+    images = torch.randn(len(heights), 3, heights.max(), widths.max())
+    counts = image_grid_thw.prod(1).tolist()
+    for image, patches, height, width in zip(images, pixel_values.split(counts), heights.tolist(), widths.tolist()):
+        units = patches.view(height // 8, width // 8, 2, 2, 3, 4, 4)
+        image[:, :height, :width] = units.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, height, width)
+    return dict(pixel_values=images, image_sizes=torch.stack([heights, widths], 1))
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +171,12 @@ def compared(tmp_path_factory):
         mask = torch.arange(tokens.shape[1]) < torch.tensor(TOKENS.get(name, [tokens.shape[1]] * len(tokens)))[:, None]
         if name in TOKENS:
             inputs["token_mask"] = mask
-        extra = pictures(tokens, name.startswith("qwen3")) if sees else {}
+        in_rows = name.startswith("mistral3")
+        extra = {} if not sees else pictures_in_rows(tokens) if in_rows else pictures(tokens, name.startswith("qwen3"))
         save_file(inputs | {f"extra.{key}": value for key, value in extra.items()}, folder / name / "input.bin")
-        if sees:  # transformers asks for what the tokens say already
+        if in_rows:
+            extra = whole_images(**extra)
+        elif sees:  # transformers asks for what the tokens say already
             extra["mm_token_type_ids"] = (tokens == IMAGE) + 2 * (tokens == VIDEO)
         wanted[name] = by_transformers(model, tokens, labels, mask, position_ids=inputs.get("position_ids"),
                                        attention_mask=mask if name in TOKENS else None, **extra)

@@ -14,7 +14,7 @@
 #include <map>
 
 #include "models/decoder/decoder_model.h"
-#include "models/vision/qwen_vision.h"
+#include "models/vision/picture_encoder.h"
 #include "tests/models/vision/small_vl.h"
 #include "tests/support/message_of.h"
 #include "tests/support/model_results.h"

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <memory>
+
+#include "models/config/vision_config.h"
+#include "models/network/encoder.h"
+#include "models/vision/vision_plan.h"
+
+namespace megashard {
+
+/// Result of its prepare(): the pictures of a batch and their tokens. With a sequence on several ranks: those that
+/// reach into this rank's rows.
+struct PicturePlan : InputPlan {
+  VisionPlan vision{};         ///< of all images, then all videos
+  at::Tensor token_indices{};  ///< of features in this rank's tokens, as PicturePlaces; on the CPU
+  /// [features] int64, on the CPU: which of the tower's features these are, if other ranks have tokens of some.
+  /// Undefined: the first ones.
+  at::Tensor own_features{};
+  /// No pictures, but other ranks may have some: the tower runs on one empty unit whose features are left out, so that
+  /// its collectives happen and its gradients are zeros.
+  bool dummy_image = false;
+};
+
+struct VisionFeatures {
+  at::Tensor features;                // [features, out]
+  std::vector<at::Tensor> deepstack;  // each [features, out]
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(features);
+    f(deepstack);
+  }
+};
+
+/// The modules that map the patches of all images and frames of a batch to features, in order.
+class PictureTower {
+ public:
+  virtual ~PictureTower() = default;
+  virtual EncoderModules modules() = 0;
+  /// patches [P, C * T * S * S], P as in the plan.
+  virtual VisionFeatures features(const at::Tensor& patches, const VisionPlan& plan) = 0;
+};
+
+/// The encoder of pictures. Its columns of items are pixel_values and pixel_values_videos [patches, C * T * S * S],
+/// image_grid_thw and video_grid_thw [pictures, 3] int64, and second_per_grid_ts [videos], as Qwen's processors make
+/// them, in the order of the batch; any may be absent. Position ids follow from them and the tokens for models with
+/// M-RoPE, unless they are given.
+class PictureEncoder final : public Encoder {
+ public:
+  PictureEncoder(VisionLanguageConfig config, std::shared_ptr<PictureTower> tower);
+
+  EncoderModules modules() override { return tower_->modules(); }
+  void prepare(Batch& input) const override;
+  InjectedEmbeddings encode(const Batch& input) override;
+
+ private:
+  VisionLanguageConfig config_;
+  std::shared_ptr<PictureTower> tower_;
+};
+
+}  // namespace megashard
