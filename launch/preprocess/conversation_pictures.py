@@ -2,25 +2,10 @@
 
 import math
 import os
-from pathlib import Path
 
 from conversation_writer import Pictures
+from image_processors import load_image_processor, placeholder
 from preprocess_input import InputError, RecordError
-
-
-def load_image_processor(model):
-    if not any((Path(model) / f"{name}_config.json").exists() for name in ("preprocessor", "processor")):
-        raise InputError(f"{model} has no image processor (preprocessor_config.json); images need the directory of a "
-                         "vision-language model")
-    try:
-        from transformers import AutoImageProcessor
-        images = AutoImageProcessor.from_pretrained(model, backend="pil")
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(
-            f"{model} has no image processor that transformers reads with the package Pillow: {error}") from None
-    if not hasattr(images, "merge_size"):
-        raise InputError(f"the image processor of {model} is not that of a Qwen-VL model")
-    return images
 
 
 class PictureReader:
@@ -28,9 +13,8 @@ class PictureReader:
 
     def __init__(self, flags, tokenizer):
         self.flags, self.tokenizer, self.processor, self.video_processor = flags, tokenizer, None, None
-        marks = {kind: getattr(tokenizer, f"{kind}_token", None) or f"<|{kind}_pad|>" for kind in ("image", "video")}
-        self.placeholders = {kind: mark for kind, mark in marks.items()
-                             if tokenizer.convert_tokens_to_ids(mark) not in (None, tokenizer.unk_token_id)}
+        marks = {kind: placeholder(tokenizer, kind) for kind in ("image", "video")}
+        self.placeholders = {kind: mark for kind, mark in marks.items() if mark}
 
     def need_placeholder(self, kind):
         if kind not in self.placeholders:
@@ -42,21 +26,11 @@ class PictureReader:
         if not images:
             return Pictures(), []
         self.need_processor(where)
-        from preprocess_images import resize
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-        of = self.processor
         try:
-            if of.do_resize:
-                images = [resize(image, *smart_resize(image.height, image.width, of.patch_size * of.merge_size,
-                                                      of.size.shortest_edge, of.size.longest_edge), of.resample)
-                          for image in images]
-            seen = of(images=images, do_resize=False, return_tensors="np")
+            return self.processor.process(images)
         except ValueError as error:
             raise RecordError(f"{where}: the image processor refuses a picture: {error}; give another form of it, or "
                               "delete the line") from None
-        grids, pixels = seen["image_grid_thw"].tolist(), seen["pixel_values"]
-        return Pictures(grids, pixels.astype("<f4").tobytes(), pixels.shape[1]), [
-            self.placeholders["image"] * (math.prod(grid) // of.merge_size**2) for grid in grids]
 
     def videos(self, where, folder, parts):
         """Grids, pixels, seconds per step and placeholder text of the videos."""
@@ -91,18 +65,11 @@ class PictureReader:
         if self.processor is None:
             try:
                 self.need_placeholder("image")
-                self.processor = load_image_processor(self.flags.tokenizer_model)
+                self.processor = load_image_processor(self.flags.tokenizer_model, self.tokenizer)
                 if not self.flags.template:
-                    self.set_limits()
+                    self.processor.set_limits(self.flags.image_min_pixels, self.flags.image_max_pixels)
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
-
-    def set_limits(self):
-        """Applies the limits of pixels given by flags to the processor."""
-        size, flags = self.processor.size, self.flags
-        least = size.shortest_edge if flags.image_min_pixels is None else flags.image_min_pixels
-        most = size.longest_edge if flags.image_max_pixels is None else flags.image_max_pixels
-        self.processor.size = type(size)(shortest_edge=least, longest_edge=most)
 
     def open_image(self, where, path):
         self.need_processor(where)

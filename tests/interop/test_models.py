@@ -13,6 +13,7 @@ from transformers import (Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llam
                           Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig,
                           Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
 
+from tiny_vision import whole_images
 from transformers_twin import by_transformers, check, model_logits
 
 VOCAB = 211
@@ -135,17 +136,6 @@ def pictures_in_rows(tokens):
         for start in range(first, first + height // 2 * (width // 2 + 1), width // 2 + 1):
             tokens[row, start:start + width // 2] = IMAGE
     return dict(pixel_values=torch.randn(int(grids.prod(1).sum()), 3 * 4 * 4), image_grid_thw=grids)
-
-
-def whole_images(pixel_values, image_grid_thw):
-    """Pixtral's input: patches of 2 x 2 units as images, padded to the largest."""
-    heights, widths = (4 * image_grid_thw[:, 1:]).unbind(1)
-    images = torch.randn(len(heights), 3, heights.max(), widths.max())
-    counts = image_grid_thw.prod(1).tolist()
-    for image, patches, height, width in zip(images, pixel_values.split(counts), heights.tolist(), widths.tolist()):
-        units = patches.view(height // 8, width // 8, 2, 2, 3, 4, 4)
-        image[:, :height, :width] = units.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, height, width)
-    return dict(pixel_values=images, image_sizes=torch.stack([heights, widths], 1))
 
 
 @pytest.fixture(scope="module")

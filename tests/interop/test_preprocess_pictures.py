@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from conversations import losses_by_pytorch, packed, train
 from test_preprocess_data import run
-from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_processors, make_videos, make_vision_model,
-                         preprocessing, said, write_conversations, write_video)
+from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_mistral3, make_processors, make_videos,
+                         make_vision_model, preprocessing, said, whole_images, write_conversations, write_video)
 
 
 def prepared_by_theirs(processor, folder, messages):
@@ -89,6 +89,40 @@ def test_conversations_with_pictures_are_prepared_and_trained(tmp_path, family):
     assert seen[2] < seen[0]
     if family == "qwen2_5_vl":  # each conversation on both ranks
         assert train(tmp_path, "--context-parallel-size", 2) == pytest.approx(seen, rel=2e-6)
+
+
+def test_conversations_for_pixtral_are_prepared_and_trained(tmp_path):
+    """A row of tokens for a row of features; pictures of several sizes, two, one or none in a conversation."""
+    processor, model = make_mistral3(tmp_path)
+    conversations = [[ASKED, said("sat"), AGAIN, said("the mat")], [asked("on"), said("the cat")],
+                     [AGAIN, said("cat on")], [ASKED, said("the")]]
+    write_conversations(tmp_path, conversations, tmp_path / "out")
+    ours = load_file(tmp_path / "out.vision.safetensors")
+    samples, token, image, patch = [], 0, 0, 0
+    for number, messages in enumerate(conversations):
+        wanted = prepared_by_theirs(processor, tmp_path, messages)
+        tokens = ours["tokens"][token:ours["sample_ends"][number]].long()
+        assert tokens.tolist() == wanted["input_ids"][0].tolist()
+        mask = ours["loss_mask"][token:ours["sample_ends"][number]].bool()
+        grids = ours["image_grid_thw"][image:ours["image_ends"][number]]
+        token, image = ours["sample_ends"][number], ours["image_ends"][number]
+        pictures = {}
+        if len(grids):
+            count = int(grids.prod(1).sum())
+            pictures = whole_images(ours["pixel_values"][patch:patch + count], grids)
+            patch += count
+            assert pictures["image_sizes"].tolist() == wanted["image_sizes"].tolist()
+            for one, other, (rows, columns) in zip(pictures["pixel_values"], wanted["pixel_values"],
+                                                   wanted["image_sizes"]):
+                # Both round to whole grey levels when they resize, and may round differently.
+                off = (one - other)[:, :rows, :columns].abs().max()
+                assert off <= 1.001 / 255 / min(processor.image_processor.image_std)
+        samples.append((tokens[None], tokens[1:].where(mask[1:], -100), pictures))
+    seen = train(tmp_path)
+    assert seen == pytest.approx(losses_by_pytorch(model, samples), rel=2e-6)
+    assert packed(tmp_path) == pytest.approx(seen, rel=1e-6)
+    assert seen[2] < seen[0]
+    assert train(tmp_path, "--context-parallel-size", 2) == pytest.approx(seen, rel=2e-6)
 
 
 @pytest.fixture(scope="module")

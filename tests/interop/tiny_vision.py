@@ -34,17 +34,29 @@ def said(text):
     return {"role": "assistant", "content": text}
 
 
-def make_processors(folder):
-    """Tokenizer, chat template and image processor of all the families, and two pictures, one of them rotated."""
+def make_tokenizer(folder, words, marks, template):
     from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(marks)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>",
+                                   chat_template=template)
+    made.save_pretrained(folder)
+    return made
+
+
+def make_processors(folder):
+    """Tokenizer, chat template and image processor of Qwen's families, and two pictures."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(MARKS)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>",
-                            chat_template=TEMPLATE).save_pretrained(folder)
+    make_tokenizer(folder, WORDS, MARKS, TEMPLATE)
     Qwen2VLImageProcessorPil(patch_size=4, min_pixels=64, max_pixels=1024).save_pretrained(folder)
+    make_pictures(folder)
+
+
+def make_pictures(folder):
+    """Two, one of them rotated."""
     random = numpy.random.RandomState(0)
     sideways = Image.Exif()
     sideways[ExifTags.Base.Orientation] = 6
@@ -110,6 +122,42 @@ def make_vision_model(folder, family="qwen2_5_vl"):
                         tie_word_embeddings=False))
     made.save_pretrained(folder)
     return made
+
+
+def make_mistral3(folder):
+    """A mistral3 model with processor, and two pictures; returns transformers' processor, and the model."""
+    import transformers
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    named = {"<|image_pad|>": "[IMG]", "<|video_pad|>": "[IMG_BREAK]", "<|vision_start|>": "[IMG_END]"}
+    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]")
+    tokenizer = make_tokenizer(folder, [named.get(word, word) for word in WORDS],
+                               [named.get(mark, mark) for mark in MARKS], template)
+    limits = dict(patch_size=dict(height=4, width=4), size=dict(longest_edge=26))
+    PixtralImageProcessorPil(**limits).save_pretrained(folder)
+    make_pictures(folder)
+    torch.manual_seed(0)
+    text = dict(model_type="mistral", vocab_size=len(WORDS), hidden_size=16, intermediate_size=24,
+                num_hidden_layers=2, num_attention_heads=2, head_dim=8, num_key_value_heads=1,
+                max_position_embeddings=128, initializer_range=0.1, bos_token_id=1, eos_token_id=2)
+    vision = dict(num_hidden_layers=2, hidden_size=16, intermediate_size=20, num_attention_heads=2, patch_size=4,
+                  initializer_range=0.1)
+    model = transformers.Mistral3ForConditionalGeneration(transformers.Mistral3Config(
+        text_config=text, vision_config=vision, image_token_index=IMAGE, tie_word_embeddings=False))
+    model.save_pretrained(folder)
+    images = transformers.PixtralImageProcessor(**limits)
+    return transformers.PixtralProcessor(images, tokenizer, patch_size=4, spatial_merge_size=2), model
+
+
+def whole_images(pixel_values, image_grid_thw):
+    """Pixtral's input: patches of 2 x 2 units as images, padded to the largest."""
+    heights, widths = (4 * image_grid_thw[:, 1:]).unbind(1)
+    images = torch.randn(len(heights), 3, heights.max(), widths.max())
+    counts = image_grid_thw.prod(1).tolist()
+    for image, patches, height, width in zip(images, pixel_values.split(counts), heights.tolist(), widths.tolist()):
+        units = patches.view(height // 8, width // 8, 2, 2, 3, 4, 4)
+        image[:, :height, :width] = units.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, height, width)
+    return dict(pixel_values=images, image_sizes=torch.stack([heights, widths], 1))
 
 
 def preprocessing(model, **given):
