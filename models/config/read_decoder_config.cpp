@@ -258,9 +258,11 @@ DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaul
   TORCH_CHECK(!config.object("text_config"), config.path(),
               ": text_config belongs to vision-language models, and this is of another model_type: take it out");
   const auto hidden = config.need<int64_t>("hidden_size");
-  const auto heads = config.need<int64_t>("num_attention_heads");
-  const auto layers = defaults.num_layers ? config.get("num_hidden_layers", *defaults.num_layers)
-                                          : config.need<int64_t>("num_hidden_layers");
+  const auto read = [&](const char* key, std::optional<int64_t> fallback) {
+    return fallback ? config.get(key, *fallback) : config.need<int64_t>(key);
+  };
+  const auto heads = read("num_attention_heads", defaults.num_heads);
+  const auto layers = read("num_hidden_layers", defaults.num_layers);
   const auto max_positions = config.get("max_position_embeddings", defaults.max_positions);
   TORCH_CHECK(hidden > 0 && heads > 0 && layers > 0, config.path(),
               ": hidden_size, num_attention_heads and num_hidden_layers must be positive");
@@ -271,10 +273,9 @@ DecoderConfig read_decoder(const HfConfig& config, const DecoderDefaults& defaul
               " is not divisible by num_key_value_heads ", kv_heads);
   DecoderConfig network{
       .names = defaults.names,
-      .vocab_size = config.need<int64_t>("vocab_size"),
+      .vocab_size = read("vocab_size", defaults.vocab_size),
       .hidden_size = hidden,
-      .intermediate_size = defaults.intermediate_size ? config.get("intermediate_size", *defaults.intermediate_size)
-                                                      : config.need<int64_t>("intermediate_size"),
+      .intermediate_size = read("intermediate_size", defaults.intermediate_size),
       .num_layers = layers,
       .num_heads = heads,
       .num_kv_heads = kv_heads,

@@ -16,7 +16,8 @@ struct DecoderDefaults {
   ModuleNames names;
   int64_t kv_heads = 0;                 ///< 0: equal to the number of heads
   int64_t head_dim = 0;                 ///< 0: hidden_size / heads
-  std::optional<int64_t> num_layers{};  ///< unset: config.json must say it
+  std::optional<int64_t> num_layers{};  ///< unset: config.json must say it, as the next two
+  std::optional<int64_t> num_heads{}, vocab_size{};
   int64_t max_positions = 32768;
   std::optional<int64_t> intermediate_size{};  ///< unset: config.json must say it
   double norm_eps = 1e-6;

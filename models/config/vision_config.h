@@ -38,6 +38,8 @@ struct VisionConfig {
   // Qwen3: learned positions on a square grid, interpolated; features of these blocks are added to the decoder's first
   // layers.
   int64_t position_side = 0;
+  // SigLIP: every picture has as many rows and columns of patches, each with a learned position.
+  int64_t fixed_side = 0;
   std::vector<int64_t> deepstack_blocks{};
 
   int64_t pixels_of_patch() const { return in_channels * temporal_patch_size * patch_size * patch_size; }
@@ -54,6 +56,7 @@ struct VisionLanguageConfig {
   std::optional<double> tokens_per_second{};
   bool mrope = true;        ///< pictures' tokens have position ids of their own (M-RoPE)
   bool rows_apart = false;  ///< a token of text follows each row of a picture's features
+  bool sees_whole = false;  ///< an image's tokens see all of its tokens
 };
 
 }  // namespace megashard

@@ -116,6 +116,7 @@ StackOutput DecoderStack::forward(const Batch& input, const InjectedEmbeddings& 
   }
   auto hidden = embed(tokens, positions, injected);
   auto pass = pass_of(input, hidden, positions);
+  pass.span.key_ends = injected.key_ends;
   if (layer_inputs_) pass.layer_inputs = layer_inputs_->forward(tokens, hidden);
   std::vector<at::Tensor> balance, z;  // layers with experts
   const auto take = [&](LayerOutput output) {

@@ -1,9 +1,12 @@
+// Gemma 3, the text model alone, and behind SigLIP's tower.
 #include <cmath>
 #include <tuple>
 
 #include "models/config/read_decoder_config.h"
 #include "models/config/read_rotary.h"
+#include "models/config/read_vision_config.h"
 #include "models/families/model_family.h"
+#include "models/vision/siglip_vision.h"
 
 namespace megashard {
 namespace {
@@ -20,6 +23,9 @@ DecoderConfig read_gemma3(const HfConfig& config) {
   auto network = read_decoder(config, {.names = class_names("Gemma3"),
                                        .kv_heads = 4,
                                        .head_dim = 256,
+                                       .num_layers = 26,
+                                       .num_heads = 8,
+                                       .vocab_size = 262208,
                                        .max_positions = 131072,
                                        .rotates_by_layer = true,
                                        .activation_key = "hidden_activation",
@@ -40,6 +46,67 @@ DecoderConfig read_gemma3(const HfConfig& config) {
       read_sliding_layers(config, network, [pattern](int64_t layer) { return (layer + 1) % pattern != 0; });
   return network;
 }
+
+DecoderConfig read_text_of_gemma3(const HfConfig& root) {
+  auto network = read_gemma3(text_config(root));
+  network.names.model = "Gemma3ForConditionalGeneration";
+  network.tie_word_embeddings = root.get("tie_word_embeddings", true);
+  return network;
+}
+
+VisionConfig read_siglip(const HfConfig& config, const HfConfig& root, const DecoderConfig& text) {
+  config.require_computed(config.get("attention_dropout", 0.0) == 0, "attention_dropout of vision_config must be 0");
+  TORCH_CHECK(!config.get("vision_use_head", true), config.path(),
+              ": vision_use_head must be false: a head of the tower is not supported");
+  const auto side = read_positive(config, "image_size", 224) / read_positive(config, "patch_size", 16);
+  const auto tokens = read_positive(root, "mm_tokens_per_image", 256);
+  const auto features = static_cast<int64_t>(std::sqrt(static_cast<double>(tokens)));
+  TORCH_CHECK(features * features == tokens && side % features == 0, root.path(), ": mm_tokens_per_image ", tokens,
+              " must be a square of a number that divides the ", side, " patches of a side");
+  return {.names = {.tower = "SiglipVisionModel",
+                    .block = "SiglipEncoderLayer",
+                    .attention = "SiglipAttention",
+                    .mlp = "SiglipMLP",
+                    .norm = "LayerNorm"},
+          .depth = read_positive(config, "num_hidden_layers", 12),
+          .hidden_size = read_positive(config, "hidden_size", 768),
+          .intermediate_size = read_positive(config, "intermediate_size", 3072),
+          .num_heads = read_positive(config, "num_attention_heads", 12),
+          .in_channels = read_positive(config, "num_channels", 3),
+          .patch_size = read_positive(config, "patch_size", 16),
+          .temporal_patch_size = 1,
+          .merge_size = side / features,
+          .out_hidden_size = text.hidden_size,
+          .activation = read_activation(config, "hidden_act", "gelu_pytorch_tanh"),
+          .norm_eps = config.get("layer_norm_eps", 1e-6),
+          .fixed_side = side};
+}
+
+EncoderSpecPtr read_gemma3_vision(const HfConfig& root, const DecoderConfig& text) {
+  VisionLanguageConfig config{.vision = read_siglip(vision_config(root), root, text),
+                              .model_name = "Gemma3Model",
+                              .image_token_id = root.get<int64_t>("image_token_index", 262144),
+                              .video_token_id = -1,
+                              .mrope = false,
+                              .sees_whole = true};
+  TORCH_CHECK(config.vision.hidden_size % config.vision.num_heads == 0, root.path(), ": hidden_size ",
+              config.vision.hidden_size, " of vision_config must be a multiple of num_attention_heads ",
+              config.vision.num_heads);
+  auto norm = hidden_norm(text);
+  norm.width = config.vision.hidden_size;
+  norm.eps = config.vision.norm_eps;
+  return siglip_vision(std::move(config), std::move(norm));
+}
+
+const RegisterFamily kGemma3({.model_type = "gemma3",
+                              .architecture = "Gemma3ForConditionalGeneration",
+                              .read = read_text_of_gemma3,
+                              .encoder = read_gemma3_vision,
+                              .weight_files = {.renamings = {{"model.vision_tower.", "vision_tower.vision_model."},
+                                                             {"model.vision_tower.", "vision_tower."},
+                                                             {"model.multi_modal_projector.", "multi_modal_projector."},
+                                                             {"model.language_model.", "language_model.model."},
+                                                             {"lm_head.", "language_model.lm_head."}}}});
 
 const RegisterFamily kGemma3Text({.model_type = "gemma3_text",
                                   .architecture = "Gemma3ForCausalLM",

@@ -31,23 +31,37 @@ class Sight {
   Sight(const Shape& shape, int64_t row)
       : length_(shape.length),
         window_(shape.window),
-        begins_(shape.key_begins == nullptr ? nullptr : shape.key_begins + row * shape.length) {}
+        begins_(shape.key_begins == nullptr ? nullptr : shape.key_begins + row * shape.length),
+        ends_(shape.key_ends == nullptr ? nullptr : shape.key_ends + row * shape.length) {}
 
   int64_t begin(int64_t query) const {
     const int64_t of_document = begins_ == nullptr || query >= length_ ? 0 : begins_[query];
     return std::max(of_document, window_ == 0 ? 0 : query - window_ + 1);
   }
-  int64_t end(int64_t query) const { return query < length_ ? query + 1 : 0; }
+  int64_t end(int64_t query) const {
+    if (query >= length_) return 0;
+    return ends_ == nullptr ? query + 1 : ends_[query];
+  }
+  /// The block with the last key that a block's queries see.
+  int64_t last_key_block(int64_t block) const {
+    return (end(std::min(length_, (block + 1) * kBlock) - 1) - 1) / kBlock;
+  }
+  /// The first block with a query that sees keys of a block.
+  int64_t first_block(int64_t key_block) const {
+    int64_t block = key_block;
+    while (block > 0 && last_key_block(block - 1) >= key_block) --block;
+    return block;
+  }
   /// True if all queries of a block see all keys of another.
   bool sees_all(int64_t first_query, int64_t first_key) const {
     const int64_t last = first_query + kBlock - 1;
-    return first_key + kBlock <= first_query && last < length_ && begin(last) <= first_key;
+    return first_key + kBlock <= end(first_query) && last < length_ && begin(last) <= first_key;
   }
 
  private:
   int64_t length_;
   int64_t window_;
-  const int64_t* begins_;
+  const int64_t *begins_, *ends_;
 };
 
 #define MEGASHARD_WITH_LANES "models/kernels/attention_blocks.inc"

@@ -7,11 +7,12 @@
 /// No checks: use models/layers/attention.h.
 namespace megashard::flash_attention {
 
-/// Query t of a row sees the keys from max(key_begins[t], t - window + 1, 0) to t.
+/// Query t of a row sees the keys from max(key_begins[t], t - window + 1, 0) to key_ends[t] - 1.
 struct Shape {
   int64_t batch, length, heads, key_heads, head_dim;
   int64_t window;             ///< 0: unlimited
   const int64_t* key_begins;  ///< [batch, length], non-decreasing in a row; null: 0
+  const int64_t* key_ends;    ///< the same, and more than t; null: t + 1
   float scale;                ///< factor of the scores
 };
 

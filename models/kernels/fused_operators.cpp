@@ -193,7 +193,7 @@ flash_attention::Heads<T> heads(T* type, const Tensor& x) {
 }
 
 flash_attention::Shape attention_shape(const Tensor& q, const Tensor& k, const std::optional<Tensor>& key_begins,
-                                       int64_t window, double scale) {
+                                       const std::optional<Tensor>& key_ends, int64_t window, double scale) {
   return {.batch = q.size(0),
           .length = q.size(1),
           .heads = q.size(2),
@@ -201,6 +201,7 @@ flash_attention::Shape attention_shape(const Tensor& q, const Tensor& k, const s
           .head_dim = q.size(3),
           .window = window,
           .key_begins = key_begins ? key_begins->const_data_ptr<int64_t>() : nullptr,
+          .key_ends = key_ends ? key_ends->const_data_ptr<int64_t>() : nullptr,
           .scale = static_cast<float>(scale)};
 }
 
@@ -210,8 +211,8 @@ Tensor scratch_of(int64_t floats, const Tensor& like) {
 }
 
 TwoTensors attention_on_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& key_begins,
-                            int64_t window, double scale) {
-  const auto shape = attention_shape(q, k, key_begins, window, scale);
+                            const std::optional<Tensor>& key_ends, int64_t window, double scale) {
+  const auto shape = attention_shape(q, k, key_begins, key_ends, window, scale);
   const Tensor out = at::empty(q.sizes(), q.options());
   const Tensor lse = at::empty({shape.batch, shape.heads, shape.length}, q.options().dtype(at::kFloat));
   const Tensor scratch = scratch_of(flash_attention::forward_scratch(shape), q);
@@ -224,8 +225,8 @@ TwoTensors attention_on_cpu(const Tensor& q, const Tensor& k, const Tensor& v, c
 
 ThreeTensors attention_backward_on_cpu(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
                                        const Tensor& out, const Tensor& lse, const std::optional<Tensor>& key_begins,
-                                       int64_t window, double scale) {
-  const auto shape = attention_shape(q, k, key_begins, window, scale);
+                                       const std::optional<Tensor>& key_ends, int64_t window, double scale) {
+  const auto shape = attention_shape(q, k, key_begins, key_ends, window, scale);
   const Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options()),
                grad_v = at::empty(v.sizes(), v.options());
   const Tensor scratch = scratch_of(flash_attention::backward_scratch(shape), q);
@@ -263,10 +264,10 @@ TORCH_LIBRARY_FRAGMENT(megashard, library) {
   library.def("cross_entropy(Tensor logits, Tensor labels) -> (Tensor, Tensor)");
   library.def("cross_entropy_backward_(Tensor(a!) logits, Tensor labels, Tensor stats, Tensor grad_loss)"
               " -> ()");
-  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor? key_begins, int window, float scale)"
+  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor? key_begins, Tensor? key_ends, int window, float scale)"
               " -> (Tensor, Tensor)");
   library.def("attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-              "Tensor? key_begins, int window, float scale) -> (Tensor, Tensor, Tensor)");
+              "Tensor? key_begins, Tensor? key_ends, int window, float scale) -> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(megashard, CPU, library) {

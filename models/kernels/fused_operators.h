@@ -58,11 +58,12 @@ struct FusedOperators {
   /// attention_kernels.h for contiguous last dimensions. Returns the weighted values and the log-sum-exp [B, H, T],
   /// fp32.
   DispatchedOperator<TwoTensors(const Tensor& q, const Tensor& k, const Tensor& v,
-                                const std::optional<Tensor>& key_begins, int64_t window, double scale)>
+                                const std::optional<Tensor>& key_begins, const std::optional<Tensor>& key_ends,
+                                int64_t window, double scale)>
       attention{"megashard::attention"};
   DispatchedOperator<ThreeTensors(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
                                   const Tensor& out, const Tensor& lse, const std::optional<Tensor>& key_begins,
-                                  int64_t window, double scale)>
+                                  const std::optional<Tensor>& key_ends, int64_t window, double scale)>
       attention_backward{"megashard::attention_backward"};
 };
 

@@ -1,14 +1,17 @@
 #include "models/layers/attention.h"
 
 #include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logaddexp.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -299,16 +302,18 @@ at::Tensor with_dense_channels(const at::Tensor& x) { return x.stride(-1) == 1 ?
 /// from the log-sum-exp of all of them.
 struct AttentionFunction : Function<AttentionFunction> {
   static Variable forward(AutogradContext* context, const at::Tensor& q_in, const at::Tensor& k_in,
-                          const at::Tensor& v_in, const std::optional<at::Tensor>& key_begins, int64_t window,
-                          double scale, const std::optional<at::Tensor>& sinks) {
+                          const at::Tensor& v_in, const std::optional<at::Tensor>& key_begins,
+                          const std::optional<at::Tensor>& key_ends, int64_t window, double scale,
+                          const std::optional<at::Tensor>& sinks) {
     const auto q = with_dense_channels(q_in), k = with_dense_channels(k_in), v = with_dense_channels(v_in);
-    auto [out, lse] = fused_operators().attention(q, k, v, key_begins, window, scale);
+    auto [out, lse] = fused_operators().attention(q, k, v, key_begins, key_ends, window, scale);
     if (sinks) {
       const auto of_all = at::logaddexp(lse, sinks->to(at::kFloat).unsqueeze(-1));  // [B, H, T]
       out = (out * (lse - of_all).exp().transpose(1, 2).unsqueeze(-1)).to(out.scalar_type());
       lse = of_all;
     }
-    context->save_for_backward({q, k, v, out, lse, key_begins.value_or(at::Tensor()), sinks.value_or(at::Tensor())});
+    context->save_for_backward({q, k, v, out, lse, key_begins.value_or(at::Tensor()), key_ends.value_or(at::Tensor()),
+                                sinks.value_or(at::Tensor())});
     context->saved_data["window"] = window;
     context->saved_data["scale"] = scale;
     return out;
@@ -317,18 +322,18 @@ struct AttentionFunction : Function<AttentionFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     require_once_differentiated("attention");
     const auto saved = context->get_saved_variables();
-    const auto key_begins = saved[5].defined() ? std::optional(saved[5]) : std::nullopt;
+    const auto given = [&](size_t i) { return saved[i].defined() ? std::optional(saved[i]) : std::nullopt; };
     const auto [grad_q, grad_k, grad_v] = fused_operators().attention_backward(
-        with_dense_channels(grads[0]), saved[0], saved[1], saved[2], saved[3], saved[4], key_begins,
+        with_dense_channels(grads[0]), saved[0], saved[1], saved[2], saved[3], saved[4], given(5), given(6),
         context->saved_data["window"].toInt(), context->saved_data["scale"].toDouble());
-    const auto &out = saved[3], &lse = saved[4], &sinks = saved[6];
+    const auto &out = saved[3], &lse = saved[4], &sinks = saved[7];
     at::Tensor grad_sinks;
     if (sinks.defined()) {
       const auto share = (sinks.to(at::kFloat).unsqueeze(-1) - lse).exp();  // the sink's weight
       const auto products = (grads[0] * out).sum(-1, /*keepdim=*/false, at::kFloat).transpose(1, 2);
       grad_sinks = -(share * products).sum(at::IntArrayRef{0, 2}).to(sinks.scalar_type());
     }
-    return {grad_q, grad_k, grad_v, Variable(), Variable(), Variable(), grad_sinks};
+    return {grad_q, grad_k, grad_v, Variable(), Variable(), Variable(), Variable(), grad_sinks};
   }
 };
 
@@ -341,7 +346,8 @@ bool has_fused_attention(const at::Tensor& q) {
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeyRange& range,
                            double scale, const at::Tensor& sinks) {
   const auto given = [](const at::Tensor& each) { return each.defined() ? std::optional(each) : std::nullopt; };
-  return AttentionFunction::apply(q, k, v, given(range.key_begins), range.window, scale, given(sinks));
+  return AttentionFunction::apply(q, k, v, given(range.key_begins), given(range.key_ends), range.window, scale,
+                                  given(sinks));
 }
 
 namespace {
@@ -430,6 +436,24 @@ at::Tensor by_pieces(const Heads& x, const KeySpan& span, const AttentionOptions
   return at::cat(mixed, 1).view(x.q.sizes());
 }
 
+/// With a mask for one part of the queries at a time.
+at::Tensor by_masks(const Heads& x, const KeySpan& span, const AttentionOptions& options) {
+  const int64_t rows = x.q.size(0), length = x.q.size(1);
+  const auto device = x.q.device();
+  const auto keys = at::arange(length, at::TensorOptions(at::kLong).device(device));
+  auto begins = span.window > 0 ? keys - (span.window - 1) : at::zeros_like(keys);  // [T] or [B, T]
+  if (span.documents) begins = at::maximum(begins, span.documents->token_begins(rows, length, device));
+  const auto ends = span.key_ends.to(device);
+  std::vector<at::Tensor> mixed;
+  for (int64_t first = 0; first < length; first += kMostQueries) {
+    const int64_t count = std::min(kMostQueries, length - first);
+    const auto bound = [&](const at::Tensor& each) { return each.narrow(-1, first, count).unsqueeze(-1); };
+    const auto allowed = keys.ge(bound(begins)).logical_and(keys.lt(bound(ends)));  // [B, count, T]
+    mixed.push_back(attend({x.q.narrow(1, first, count), x.k, x.v}, allowed.unsqueeze(1), options));
+  }
+  return at::cat(mixed, 1);
+}
+
 /// Calls flash attention as torch.nn.attention.varlen.varlen_attn does.
 at::Tensor by_flash(const Heads& x, const KeySpan& span, const AttentionOptions& options) {
   const int64_t width = x.q.size(3), missing = missing_channels(width);
@@ -454,13 +478,14 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
   if (options.softcap > 0) return capped_attention(q, k, v, span, options);
   const bool is_plain = options.dropout == 0 && v.size(3) == q.size(3);
   if (is_plain && has_fused_attention(q)) {
-    const KeyRange range{span.documents ? span.documents->begins : at::Tensor(), span.window};
+    const KeyRange range{span.documents ? span.documents->begins : at::Tensor(), span.key_ends, span.window};
     const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
     return fused_attention(q, k, v, range, scale, options.sinks);
   }
   if (by_way_of_fp32(q))
     return causal_attention(q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), span, options).to(q.scalar_type());
   const Heads heads{q, k, v};
+  if (span.key_ends.defined()) return by_masks(heads, span, options);
   const bool sees_all = !span.documents && (span.window == 0 || span.window >= q.size(1));
   if (sees_all) return attend(heads, std::nullopt, options);
   return has_flash_kernel(q) && !options.sinks.defined() ? by_flash(heads, span, options)

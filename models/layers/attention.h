@@ -120,9 +120,10 @@ void require_no_dropout_in_ring(const std::string& model, double dropout);
 /// become pairs of halves. Queries and keys are permuted equally, so their products are unchanged.
 at::Tensor neighbours_to_halves(const at::Tensor& x, int64_t dims);
 
-/// Keys that a query sees: up to its own, from `key_begins` on, and within the window.
+/// Keys that a query sees: from `key_begins` on, within the window, and up to its own, or to `key_ends`.
 struct KeyRange {
   at::Tensor key_begins{};  ///< [B, T] int64, non-decreasing in a row; undefined: 0
+  at::Tensor key_ends{};    ///< [B, T] int64, non-decreasing in a row: behind the last key; undefined: its own + 1
   int64_t window = 0;       ///< its own key and the window - 1 before it; 0: all
 };
 

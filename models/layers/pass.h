@@ -83,11 +83,12 @@ at::Tensor chunked_lengths(const at::Tensor& lengths, int64_t rows, int64_t leng
 /// QueryTemperature at `positions` [...], in fp32.
 at::Tensor query_factors(const QueryTemperature& temperature, const at::Tensor& positions);
 
-/// Keys that a layer's queries see: up to their own, of their document, within the window.
+/// Keys that a layer's queries see: up to their own (or key_ends), of their document, within the window.
 struct KeySpan {
   SequenceShard sequence{};                      // positions of the rows of [B, T]
   std::shared_ptr<const Documents> documents{};  // null: one per row
-  int64_t window = 0;                            // number of keys including the query's own; 0: all
+  int64_t window = 0;                            // number of keys up to the query's own, with it; 0: all
+  at::Tensor key_ends{};  // [B, T] int64 of the whole sequence: behind the last key; undefined: one's own is the last
 };
 
 /// Keys and values [B, T, G, D] of this rank's rows, which later layers take.

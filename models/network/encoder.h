@@ -18,12 +18,14 @@ struct InjectedEmbeddings {
   at::Tensor token_indices;           ///< [N] int64: of the B * T tokens, which the features replace
   at::Tensor features;                ///< [N, C]
   std::vector<at::Tensor> deepstack;  ///< each [N, C]: added to these tokens after layer 0, 1, ...
+  at::Tensor key_ends{};              ///< KeySpan::key_ends; undefined: causal
 
   template <class F>
   void visit_tensors(F&& f) {
     f(token_indices);
     f(features);
     f(deepstack);
+    f(key_ends);
   }
 };
 

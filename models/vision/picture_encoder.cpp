@@ -1,6 +1,7 @@
 #include "models/vision/picture_encoder.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "models/layers/pass.h"
 #include "models/vision/mrope_positions.h"
 #include "parallel/copies/on_device.h"
 #include "parallel/fsdp/fully_shard.h"
@@ -84,6 +86,26 @@ void keep_own_pictures(PicturePlan& plan, Batch& input, PictureGrids& grids, int
   plan.own_features = own.features;
 }
 
+/// For each token of a row the end of its run of image tokens in its document, or of itself.
+at::Tensor ends_of_images(const at::Tensor& tokens, int64_t image, const at::Tensor& document_lengths) {
+  const auto dense = tokens.contiguous();
+  const auto ends = at::empty_like(dense);
+  const int64_t rows = dense.size(0), length = dense.size(1);
+  const auto documents = Documents::of(document_lengths, rows, length, /*in_ring=*/false, at::kCPU);
+  const auto lengths = documents ? documents->lengths : std::vector<int64_t>(static_cast<size_t>(rows), length);
+  const auto* token = dense.const_data_ptr<int64_t>();
+  auto* end = ends.mutable_data_ptr<int64_t>();
+  int64_t begin = 0;
+  for (const int64_t document : lengths) {
+    for (int64_t i = begin + document - 1; i >= begin; --i) {
+      const bool goes_on = i + 1 < begin + document && token[i] == image && token[i + 1] == image;
+      end[i] = goes_on ? end[i + 1] : i % length + 1;
+    }
+    begin += document;
+  }
+  return ends;
+}
+
 bool any_is_sharded(const EncoderModules& modules) {
   return std::ranges::any_of(modules, [](const auto& named) {
     return std::ranges::any_of(named.second->parameters(), [](const at::Tensor& each) { return is_sharded(each); });
@@ -112,6 +134,7 @@ InjectedEmbeddings PictureEncoder::encode(const Batch& input) {
     return own.defined() ? x.index_select(0, own) : x.narrow(0, 0, token_indices.size(0));
   };
   InjectedEmbeddings visual{.token_indices = token_indices, .features = placed(seen.features), .deepstack = {}};
+  if (plan->key_ends.defined()) visual.key_ends = on_device(plan->key_ends, device);
   for (const auto& each : seen.deepstack) visual.deepstack.push_back(placed(each));
   return visual;
 }
@@ -136,6 +159,8 @@ void PictureEncoder::prepare(Batch& input) const {
                 input.tokens().size(1), ": call prepare() before taking this rank's rows");
     const auto placed = place_pictures(config_, input.tokens().cpu(), grids, input.document_lengths);
     plan->token_indices = placed.token_indices;
+    if (config_.sees_whole)
+      plan->key_ends = ends_of_images(input.tokens().cpu(), config_.image_token_id, input.document_lengths);
     const at::Tensor positions = input.position_ids();
     const bool has_those_of_text = input.document_lengths.defined() && positions.dim() == 2;
     if (config_.mrope && (!positions.defined() || has_those_of_text)) input.set(kPositionIds, placed.position_ids);

@@ -19,6 +19,7 @@ struct PicturePlan : InputPlan {
   /// No pictures, but other ranks may have some: the tower runs on one empty unit whose features are left out, so that
   /// its collectives happen and its gradients are zeros.
   bool dummy_image = false;
+  at::Tensor key_ends{};  ///< [B, T] int64, on the CPU: KeySpan::key_ends
 };
 
 struct VisionFeatures {

@@ -153,6 +153,12 @@ void check_grids(const VisionConfig& config, const at::Tensor& grids, const std:
   const auto each = grids_of(grids);
   for (size_t i = 0; i < each.size(); ++i) {
     const auto& grid = each[i];
+    TORCH_CHECK(config.fixed_side == 0 ||
+                    (grid.frames == 1 && grid.rows == config.fixed_side && grid.columns == config.fixed_side),
+                name, "[", i, "] is [", grid.frames, ", ", grid.rows, ", ", grid.columns,
+                "], and this model's images are "
+                "[1, ",
+                config.fixed_side, ", ", config.fixed_side, "]: prepare the pictures by its own processor");
     const bool fits = grid.frames > 0 && grid.rows > 0 && grid.columns > 0 && grid.rows % config.merge_size == 0 &&
                       grid.columns % config.merge_size == 0;
     TORCH_CHECK(fits, name, "[", i, "] is [", grid.frames, ", ", grid.rows, ", ", grid.columns,

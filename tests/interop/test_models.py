@@ -6,12 +6,13 @@ import importlib.util
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Mistral3Config,
-                          Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Qwen2_5_VLConfig,
-                          Qwen2_5_VLForConditionalGeneration, Qwen2Config, Qwen2ForCausalLM, Qwen3_5Config,
-                          Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration,
-                          Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig,
-                          Qwen3VLForConditionalGeneration, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
+from transformers import (Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig,
+                          LlamaConfig, LlamaForCausalLM, Mistral3Config, Mistral3ForConditionalGeneration,
+                          MistralConfig, MistralForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration,
+                          Qwen2Config, Qwen2ForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration,
+                          Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration, Qwen3Config, Qwen3ForCausalLM,
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration,
+                          Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
 
 from tiny_vision import whole_images
 from transformers_twin import by_transformers, check, model_logits
@@ -108,6 +109,13 @@ CASES = {
         image_token_index=IMAGE, tie_word_embeddings=True, multimodal_projector_bias=True, projector_hidden_act="silu",
         text_config=dict(model_type="ministral3", **SMALL, num_key_value_heads=2, head_dim=16),
         vision_config=PIXTRAL | dict(hidden_act="silu", rope_parameters=dict(rope_type="axial", rope_theta=80.0)))),
+    # Windows shorter than an image's 4 tokens.
+    "gemma3_vl": (Gemma3ForConditionalGeneration, Gemma3Config(
+        image_token_index=IMAGE, mm_tokens_per_image=4, tie_word_embeddings=False, text_config=dict(
+            **SMALL, num_key_value_heads=2, head_dim=12, sliding_window=3, pad_token_id=7,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+        vision_config=dict(num_hidden_layers=2, hidden_size=32, intermediate_size=40, num_attention_heads=4,
+                           patch_size=4, image_size=16, vision_use_head=False))),
 }
 TOKENS = {"qwen3_vl_moe": (34, 33, 11)}  # of each row; the rest is filled up
 # Only where positions are given, not counted.
@@ -138,6 +146,13 @@ def pictures_in_rows(tokens):
     return dict(pixel_values=torch.randn(int(grids.prod(1).sum()), 3 * 4 * 4), image_grid_thw=grids)
 
 
+def square_pictures(tokens):
+    """Of equal sizes: two side by side in the first row, one in the second, nothing in the third."""
+    tokens[0, 5:13] = tokens[1, 20:24] = IMAGE
+    tokens[1, 24:28] = 3
+    return dict(pixel_values=torch.randn(48, 3 * 4 * 4), image_grid_thw=torch.tensor([[1, 4, 4]] * 3))
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """transformers' results and ours for each case. One process on each side."""
@@ -161,11 +176,20 @@ def compared(tmp_path_factory):
         mask = torch.arange(tokens.shape[1]) < torch.tensor(TOKENS.get(name, [tokens.shape[1]] * len(tokens)))[:, None]
         if name in TOKENS:
             inputs["token_mask"] = mask
-        in_rows = name.startswith("mistral3")
-        extra = {} if not sees else pictures_in_rows(tokens) if in_rows else pictures(tokens, name.startswith("qwen3"))
+        family = name.split("_vl")[0]
+        if not sees:
+            extra = {}
+        elif family == "mistral3":
+            extra = pictures_in_rows(tokens)
+        elif family == "gemma3":
+            extra = square_pictures(tokens)
+        else:
+            extra = pictures(tokens, timestamps=name.startswith("qwen3"))
         save_file(inputs | {f"extra.{key}": value for key, value in extra.items()}, folder / name / "input.bin")
-        if in_rows:
+        if family == "mistral3":
             extra = whole_images(**extra)
+        elif family == "gemma3" and sees:
+            extra = dict(pixel_values=whole_images(**extra)["pixel_values"], token_type_ids=(tokens == IMAGE).long())
         elif sees:  # transformers asks for what the tokens say already
             extra["mm_token_type_ids"] = (tokens == IMAGE) + 2 * (tokens == VIDEO)
         wanted[name] = by_transformers(model, tokens, labels, mask, position_ids=inputs.get("position_ids"),

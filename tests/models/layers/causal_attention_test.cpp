@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "tests/support/attention_formula.h"
@@ -28,7 +29,16 @@ struct Case {
   at::ScalarType dtype = at::kFloat;
   std::optional<double> scale{};
   double softcap = 0;
+  std::vector<std::pair<int64_t, int64_t>> wholes{};  // begin and end of tokens that see each other, of all rows
 };
+
+/// KeySpan::key_ends; undefined without wholes.
+at::Tensor ends_of(const Case& c) {
+  if (c.wholes.empty()) return {};
+  const auto ends = at::arange(1, c.length + 1, at::TensorOptions(at::kLong).device(at::kCPU)).repeat({c.rows, 1});
+  for (const auto& [begin, end] : c.wholes) ends.view(-1).slice(0, begin, end).fill_((end - 1) % c.length + 1);
+  return ends;
+}
 
 at::Tensor lengths_of(const std::vector<int64_t>& lengths) {
   return lengths.empty() ? at::Tensor() : at::tensor(lengths, at::TensorOptions(at::kLong).device(at::kCPU));
@@ -47,6 +57,11 @@ at::Tensor seen_by(const Case& c) {
       seen[query].narrow(0, first, query - first + 1).fill_(true);
     }
     begin += length;
+  }
+  const auto ends = c.wholes.empty() ? at::Tensor() : ends_of(c).view(-1);
+  for (int64_t query = 0; ends.defined() && query < tokens; ++query) {
+    const int64_t end = query / c.length * c.length + ends[query].item<int64_t>();
+    seen[query].narrow(0, query, end - query).fill_(true);
   }
   return seen;
 }
@@ -71,7 +86,8 @@ void expect_formula(const Case& c) {
   const Heads mine{here(given.q), here(given.k), here(given.v)};
   KeySpan span{
       .documents = Documents::of(lengths_of(c.documents), c.rows, c.length, /*in_ring=*/false, mine.q.device()),
-      .window = c.window};
+      .window = c.window,
+      .key_ends = ends_of(c)};
   const at::Tensor out = causal_attention(mine.q, mine.k, mine.v, span, {.scale = c.scale, .softcap = c.softcap});
   EXPECT_EQ(out.scalar_type(), c.dtype);
   (out * weight.to(device)).sum().backward();
@@ -121,6 +137,14 @@ TEST(CausalAttention, ScoresAreCapped) {  // at most 256 queries at a time
   expect_formula({.documents = {5, 19, 24}, .window = 4, .rows = 2, .softcap = 50});
   expect_formula({.window = 300, .length = 600, .heads = 2, .kv_heads = 1, .softcap = 0.5});
   expect_formula({.documents = {5, 19, 24}, .rows = 2, .kv_heads = 2, .dtype = at::kBFloat16, .softcap = 0.5});
+}
+
+TEST(CausalAttention, TokensOfAPictureSeeEachOther) {  // within a block of 64 queries, and over several
+  expect_formula({.rows = 2, .kv_heads = 2, .wholes = {{3, 9}, {9, 12}, {24, 26}, {40, 48}}});
+  expect_formula({.documents = {10, 14, 24}, .window = 3, .rows = 2, .wholes = {{2, 10}, {11, 20}}});
+  expect_formula({.length = 300, .heads = 2, .kv_heads = 1, .wholes = {{20, 90}, {130, 290}}});
+  expect_formula({.window = 70, .length = 600, .heads = 2, .kv_heads = 2, .wholes = {{5, 250}, {300, 599}}});
+  expect_formula({.rows = 2, .wholes = {{3, 9}, {30, 40}}});
 }
 
 TEST(CausalAttention, InBf16) {  // a GPU needs one call for all documents
