@@ -10,6 +10,7 @@
 #include "models/network/network.h"
 #include "models/vision/pixtral_vision.h"
 #include "models/vision/qwen_vision.h"
+#include "models/vision/siglip_vision.h"
 #include "parallel/collectives/agreement.h"
 
 namespace megashard {
@@ -61,6 +62,10 @@ EncoderSpecPtr pixtral_vision(VisionLanguageConfig /*config*/, ProjectorSpec /*p
 }
 
 EncoderSpecPtr qwen_vision(VisionLanguageConfig /*config*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+EncoderSpecPtr siglip_vision(VisionLanguageConfig /*config*/, NormSpec /*projector_norm*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");
 }
 

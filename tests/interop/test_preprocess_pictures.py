@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from conversations import losses_by_pytorch, packed, train
 from test_preprocess_data import run
-from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_mistral3, make_processors, make_videos,
+from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_gemma3, make_mistral3, make_processors, make_videos,
                          make_vision_model, preprocessing, said, whole_images, write_conversations, write_video)
 
 
@@ -91,9 +91,11 @@ def test_conversations_with_pictures_are_prepared_and_trained(tmp_path, family):
         assert train(tmp_path, "--context-parallel-size", 2) == pytest.approx(seen, rel=2e-6)
 
 
-def test_conversations_for_pixtral_are_prepared_and_trained(tmp_path):
-    """A row of tokens for a row of features; pictures of several sizes, two, one or none in a conversation."""
-    processor, model = make_mistral3(tmp_path)
+@pytest.mark.parametrize("make", [make_mistral3, make_gemma3])
+def test_conversations_of_other_towers_are_prepared_and_trained(tmp_path, make):
+    """Pixtral has a row of tokens for a row of features, and pictures of several sizes; Gemma 3's tokens of a picture
+    see each other. Two, one or no pictures in a conversation."""
+    processor, model = make(tmp_path)
     conversations = [[ASKED, said("sat"), AGAIN, said("the mat")], [asked("on"), said("the cat")],
                      [AGAIN, said("cat on")], [ASKED, said("the")]]
     write_conversations(tmp_path, conversations, tmp_path / "out")
@@ -111,12 +113,14 @@ def test_conversations_for_pixtral_are_prepared_and_trained(tmp_path):
             count = int(grids.prod(1).sum())
             pictures = whole_images(ours["pixel_values"][patch:patch + count], grids)
             patch += count
-            assert pictures["image_sizes"].tolist() == wanted["image_sizes"].tolist()
-            for one, other, (rows, columns) in zip(pictures["pixel_values"], wanted["pixel_values"],
-                                                   wanted["image_sizes"]):
+            sizes = pictures["image_sizes"].tolist()
+            assert sizes == (wanted["image_sizes"].tolist() if make is make_mistral3 else [[16, 16]] * len(grids))
+            for one, other, (rows, columns) in zip(pictures["pixel_values"], wanted["pixel_values"], sizes):
                 # Both round to whole grey levels when they resize, and may round differently.
                 off = (one - other)[:, :rows, :columns].abs().max()
                 assert off <= 1.001 / 255 / min(processor.image_processor.image_std)
+            if make is make_gemma3:
+                pictures = dict(pixel_values=pictures["pixel_values"], token_type_ids=wanted["token_type_ids"])
         samples.append((tokens[None], tokens[1:].where(mask[1:], -100), pictures))
     seen = train(tmp_path)
     assert seen == pytest.approx(losses_by_pytorch(model, samples), rel=2e-6)

@@ -19,6 +19,11 @@ TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['conten
             "endif %}"
             "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+SMALL_TEXT = dict(vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                  num_attention_heads=2, head_dim=8, num_key_value_heads=1, max_position_embeddings=128,
+                  initializer_range=0.1, bos_token_id=1, eos_token_id=2)
+SMALL_TOWER = dict(num_hidden_layers=2, hidden_size=16, intermediate_size=20, num_attention_heads=2, patch_size=4,
+                   initializer_range=0.1)
 ASKED = {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "the cat"}]}
 AGAIN = {"role": "user", "content": [{"type": "text", "text": "on"}, {"type": "image", "image": "b.jpg"}]}
 SHOWN = {"role": "user", "content": [{"type": "text", "text": "the mat"}, {"type": "video", "video": "a.mp4"}]}
@@ -34,14 +39,14 @@ def said(text):
     return {"role": "assistant", "content": text}
 
 
-def make_tokenizer(folder, words, marks, template):
+def make_tokenizer(folder, words, marks, template, **more):
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(marks)
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>",
-                                   chat_template=template)
+                                   chat_template=template, **more)
     made.save_pretrained(folder)
     return made
 
@@ -102,9 +107,7 @@ def make_vision_model(folder, family="qwen2_5_vl"):
     """Saves a qwen2_5_vl, qwen3_vl or qwen3_vl_moe model for that vocabulary to the folder."""
     import transformers
 
-    text = dict(vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-                head_dim=8, num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.1, bos_token_id=1,
-                eos_token_id=2, rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1]))
+    text = dict(SMALL_TEXT, rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1]))
     vision = dict(depth=2, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=4, out_hidden_size=16,
                   initializer_range=0.1)
     if family == "qwen2_5_vl":
@@ -129,24 +132,50 @@ def make_mistral3(folder):
     import transformers
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-    named = {"<|image_pad|>": "[IMG]", "<|video_pad|>": "[IMG_BREAK]", "<|vision_start|>": "[IMG_END]"}
-    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]")
-    tokenizer = make_tokenizer(folder, [named.get(word, word) for word in WORDS],
-                               [named.get(mark, mark) for mark in MARKS], template)
+    tokenizer = make_marked_tokenizer(folder, {"<|image_pad|>": "[IMG]", "<|video_pad|>": "[IMG_BREAK]",
+                                               "<|vision_start|>": "[IMG_END]"}, "[IMG]")
     limits = dict(patch_size=dict(height=4, width=4), size=dict(longest_edge=26))
     PixtralImageProcessorPil(**limits).save_pretrained(folder)
     make_pictures(folder)
-    torch.manual_seed(0)
-    text = dict(model_type="mistral", vocab_size=len(WORDS), hidden_size=16, intermediate_size=24,
-                num_hidden_layers=2, num_attention_heads=2, head_dim=8, num_key_value_heads=1,
-                max_position_embeddings=128, initializer_range=0.1, bos_token_id=1, eos_token_id=2)
-    vision = dict(num_hidden_layers=2, hidden_size=16, intermediate_size=20, num_attention_heads=2, patch_size=4,
-                  initializer_range=0.1)
-    model = transformers.Mistral3ForConditionalGeneration(transformers.Mistral3Config(
-        text_config=text, vision_config=vision, image_token_index=IMAGE, tie_word_embeddings=False))
-    model.save_pretrained(folder)
+    model = saved(folder, transformers.Mistral3ForConditionalGeneration, transformers.Mistral3Config(
+        text_config=dict(SMALL_TEXT, model_type="mistral"), vision_config=SMALL_TOWER, image_token_index=IMAGE,
+        tie_word_embeddings=False))
     images = transformers.PixtralImageProcessor(**limits)
     return transformers.PixtralProcessor(images, tokenizer, patch_size=4, spatial_merge_size=2), model
+
+
+def make_gemma3(folder):
+    """The same for gemma3."""
+    import transformers
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    names = dict(image_token="<image_soft_token>", boi_token="<start_of_image>", eoi_token="<end_of_image>")
+    tokenizer = make_marked_tokenizer(folder, {"<|image_pad|>": names["image_token"],
+                                               "<|vision_start|>": names["boi_token"],
+                                               "<|vision_end|>": names["eoi_token"]}, names["boi_token"], **names)
+    size = dict(size=dict(height=16, width=16))
+    Gemma3ImageProcessorPil(**size).save_pretrained(folder)
+    make_pictures(folder)
+    model = saved(folder, transformers.Gemma3ForConditionalGeneration, transformers.Gemma3Config(
+        text_config=SMALL_TEXT | dict(sliding_window=5, layer_types=["sliding_attention", "full_attention"],
+                                      pad_token_id=0),
+        vision_config=SMALL_TOWER | dict(image_size=16, vision_use_head=False), image_token_index=IMAGE,
+        mm_tokens_per_image=4, tie_word_embeddings=False))
+    return transformers.Gemma3Processor(transformers.Gemma3ImageProcessor(**size), tokenizer, image_seq_length=4), model
+
+
+def make_marked_tokenizer(folder, named, in_template, **names):
+    """make_tokenizer() with other marks; `in_template`: what the chat template writes for a picture."""
+    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", in_template)
+    return make_tokenizer(folder, [named.get(word, word) for word in WORDS], [named.get(mark, mark) for mark in MARKS],
+                          template, extra_special_tokens=names)
+
+
+def saved(folder, kind, config):
+    torch.manual_seed(0)
+    model = kind(config)
+    model.save_pretrained(folder)
+    return model
 
 
 def whole_images(pixel_values, image_grid_thw):
