@@ -35,7 +35,8 @@ struct Case {
 /// KeySpan::key_ends; undefined without wholes.
 at::Tensor ends_of(const Case& c) {
   if (c.wholes.empty()) return {};
-  const auto ends = at::arange(1, c.length + 1, at::TensorOptions(at::kLong).device(at::kCPU)).repeat({c.rows, 1});
+  const auto cpu = at::TensorOptions(at::kLong).device(at::kCPU);
+  const at::Tensor ends = at::arange(1, c.length + 1, cpu) + at::zeros({c.rows, 1}, cpu);
   for (const auto& [begin, end] : c.wholes) ends.view(-1).slice(0, begin, end).fill_((end - 1) % c.length + 1);
   return ends;
 }
