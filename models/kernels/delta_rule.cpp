@@ -2,19 +2,44 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/linalg_solve_triangular.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/stack.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
 #include <vector>
 
 #include "models/kernels/chunks.h"
+#include "models/kernels/once_differentiable.h"
 
 namespace megashard {
 namespace {
 
 at::Tensor of_length_one(const at::Tensor& x) { return x * (x.square().sum(-1, /*keepdim=*/true) + 1e-6).rsqrt(); }
+
+/// x of (I + A) x = wanted, where A is zero from the diagonal up. The inverse of a chunk's matrix costs less than to
+/// solve for its columns forward and backward. Of A's gradient only what is below the diagonal has a meaning.
+struct SolvedChunks : torch::autograd::Function<SolvedChunks> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& below,
+                            const at::Tensor& wanted) {
+    const auto one = at::eye(kChunk, below.options()).expand_as(below);
+    const auto inverse =
+        at::linalg_solve_triangular(below, one, /*upper=*/false, /*left=*/true, /*unitriangular=*/true);
+    auto solved = at::matmul(inverse, wanted);
+    context->save_for_backward({inverse, solved});
+    return solved;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    require_once_differentiated("gated_delta_rule");
+    const auto saved = context->get_saved_variables();
+    const auto of_wanted = at::matmul(saved[0].transpose(-1, -2), grads[0]);
+    return {at::matmul(of_wanted, saved[1].transpose(-1, -2)).neg_(), of_wanted};
+  }
+};
 
 }  // namespace
 
@@ -32,24 +57,26 @@ at::Tensor gated_delta_rule(const DeltaRuleInputs& x) {
   // with A the overlap of the chunk's keys, and G the sum of decays since its begin.
   const auto overlap = decays.products(k, k).tril(-1) * beta;
   const auto wanted = at::cat({beta * v, (beta * decays.from_begin) * k}, -1);
-  const auto solved = at::linalg_solve_triangular(overlap, wanted, /*upper=*/false, /*left=*/true,
-                                                  /*unitriangular=*/true);
+  const auto solved = SolvedChunks::apply(overlap, wanted);
   const auto seen = decays.products(q, k);
   const auto from_state = q * decays.from_begin, to_state = (k * decays.to_end).transpose(-1, -2);
 
+  // The gradient of an unbound tensor is one tensor; of each selected chunk it would have the size of all chunks.
+  const auto of_chunks = [](const at::Tensor& each) { return each.unbind(3); };
+  const auto solved_of = of_chunks(solved), seen_of = of_chunks(seen), from_state_of = of_chunks(from_state);
+  const auto to_state_of = of_chunks(to_state), through_of = of_chunks(decays.through);
   at::Tensor state;  // [B, Hk, r, Dk, Dv]; undefined: zero
   std::vector<at::Tensor> results;
-  for (int64_t n = 0; n < chunks.count(); ++n) {
-    const auto of_chunk = [n](const at::Tensor& each) { return each.select(3, n); };
-    const auto both = of_chunk(solved);
+  for (size_t n = 0; n < solved_of.size(); ++n) {
+    const auto& both = solved_of[n];
     auto written = both.narrow(-1, 0, value_dim);
     if (state.defined()) written = written - at::matmul(both.narrow(-1, value_dim, key_dim), state);
-    auto result = at::matmul(of_chunk(seen), written);
-    if (state.defined()) result = result + at::matmul(of_chunk(from_state), state);
+    auto result = at::matmul(seen_of[n], written);
+    if (state.defined()) result = result + at::matmul(from_state_of[n], state);
     results.push_back(result);
-    if (n + 1 == chunks.count()) break;
-    const auto added = at::matmul(of_chunk(to_state), written);
-    state = state.defined() ? state * of_chunk(decays.through) + added : added;
+    if (n + 1 == solved_of.size()) break;
+    const auto added = at::matmul(to_state_of[n], written);
+    state = state.defined() ? state * through_of[n] + added : added;
   }
   const auto all = at::stack(results, 1);  // [B, N, Hk, r, chunk, Dv]
   return all.permute({0, 1, 4, 2, 3, 5}).reshape({batch, -1, value_heads, value_dim}).narrow(1, 0, length);

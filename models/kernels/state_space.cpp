@@ -21,10 +21,11 @@ at::Tensor state_space_scan(const StateSpaceInputs& inputs) {
 
   auto results = at::matmul(decays.products(c, b), values);
   if (chunks.count() > 1) {
-    const auto added = at::matmul((b * decays.to_end).transpose(-1, -2), values);  // [B, G, r, N, state, P]
-    std::vector<at::Tensor> states{at::zeros_like(added.select(3, 0))};            // at each chunk's begin
-    for (int64_t n = 0; n + 1 < chunks.count(); ++n)
-      states.push_back(states.back() * decays.through.select(3, n) + added.select(3, n));
+    // [B, G, r, state, P] of each chunk
+    const auto added = at::matmul((b * decays.to_end).transpose(-1, -2), values).unbind(3);
+    const auto through = decays.through.unbind(3);
+    std::vector<at::Tensor> states{at::zeros_like(added[0])};  // at each chunk's begin
+    for (size_t n = 0; n + 1 < added.size(); ++n) states.push_back(states.back() * through[n] + added[n]);
     results = results + at::matmul(c * decays.from_begin, at::stack(states, 3));
   }
   return results.movedim({3, 4}, {1, 2}).flatten(1, 2).flatten(2, 3).narrow(1, 0, length);
