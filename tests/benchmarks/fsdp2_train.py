@@ -45,7 +45,7 @@ def main():
     parser.add_argument("--train-iters", type=int, required=True)
     parser.add_argument("--bf16-params", action="store_true", help="bf16 compute, fp32 storage and reduction")
     parser.add_argument("--metrics-file", required=True)
-    parser.add_argument("--wrapper", choices=["fsdp2", "compiled", "fsdp1", "eager-experts"], default="fsdp2")
+    parser.add_argument("--wrapper", choices=["fsdp2", "compiled", "fsdp1", "eager-experts", "eager-attention"], default="fsdp2")
     args = parser.parse_args()
 
     from transformers import AutoModelForCausalLM  # after parsing: --help is quick
@@ -55,7 +55,8 @@ def main():
     rank, world = dist.get_rank(), dist.get_world_size()
     # Of transformers an eager expert is a loop over experts; its default is one grouped product.
     experts = {"experts_implementation": "eager"} if args.wrapper == "eager-experts" else {}
-    model = AutoModelForCausalLM.from_pretrained(args.hf_model, dtype=torch.float32, attn_implementation="sdpa",
+    attention = "eager" if args.wrapper == "eager-attention" else "sdpa"
+    model = AutoModelForCausalLM.from_pretrained(args.hf_model, dtype=torch.float32, attn_implementation=attention,
                                                  **experts)
     model.train()
     dtypes = BF16 if args.bf16_params else {}

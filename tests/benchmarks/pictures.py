@@ -14,6 +14,7 @@ import sys
 OURS, THEIRS, GREY = "#1f6feb", "#d29922", "#57606a"
 NAMES = {"theirs": "PyTorch FSDP2", "compiled": "compiled PyTorch FSDP2", "fsdp1": "PyTorch FSDP1",
          "eager-experts": "PyTorch FSDP2 with a loop over experts",
+         "eager-attention": "PyTorch FSDP2 with eager attention",
          "ours": "megashard"}
 SHOWN = {  # measure: how a value is printed
     "tokens/s": lambda value: f"{value:.0f} tokens/s",

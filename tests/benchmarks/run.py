@@ -1,14 +1,15 @@
 """megashard and PyTorch FSDP2 side by side: speed, memory, start and host cost, as ratios.
 
-    run.py [--repeats 3] [--steps 20] [--hf-model DIR] [--only train|host] [--bf16-params] [--pictures DIR]
+    run.py [--repeats 3] [--steps 20] [--hf-model DIR] [--only train|steps|host] [--bf16-params] [--pictures DIR]
            [--peers compiled fsdp1]
     run.py --against BUILD [...]
 
 Both sides run by turns on the same machine, data and weights, one thread a rank; every figure is a ratio megashard /
 PyTorch, as its median with the smallest and largest of the repeats. Time and memory are taken from outside, by the
 same means for both: the clock when a step's line appears in the metrics file, and VmHWM of the largest process. Exits
-with 1 when a bar is missed. --hf-model replaces the 8 M model. MEGASHARD_BUILD names another build folder. --peers
-trains further ones: FSDP2 with compiled layers, FSDP1. --pictures also trains the curve of the losses and counts the
+with 1 when a bar is missed. --hf-model replaces the 8 M model; a folder of config.json alone gets random weights, as
+those of networks/. MEGASHARD_BUILD names another build folder. --only steps leaves out the runs that time a first step.
+--peers trains further ones: FSDP2 with compiled layers, FSDP1, transformers' eager attention or experts. --pictures also trains the curve of the losses and counts the
 bytes of a step, writes DIR/figures.json and draws (pictures.py). --against puts an older build of megashard (its
 folder) in PyTorch's place: nothing may be more than 3 % worse.
 """
@@ -41,17 +42,35 @@ NOT_WORSE = {measure: (0.97 if more else 1.03, more) for measure, (_, more) in B
 CURVE_STEPS, CURVE_ROWS, CURVE_LENGTH, CURVE_WORDS = 200, 4, 64, 512
 
 
-def make_model(folder, vocabulary=4096, hidden=256, inner=688, layers=8):
-    """8.3 M parameters of Llama's architecture, random."""
+def draw_weights(config, folder):
     import torch
     import transformers
 
     torch.manual_seed(1)
-    config = transformers.LlamaConfig(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=inner,
-                                      num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=8,
-                                      max_position_embeddings=1024, tie_word_embeddings=False, bos_token_id=None,
-                                      eos_token_id=None)
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+
+
+def make_model(folder, vocabulary=4096, hidden=256, inner=688, layers=8):
+    """8.3 M parameters of Llama's architecture, random."""
+    import transformers
+
+    draw_weights(transformers.LlamaConfig(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=inner,
+                                          num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=8,
+                                          max_position_embeddings=1024, tie_word_embeddings=False, bos_token_id=None,
+                                          eos_token_id=None), folder)
+
+
+def model_folder(given, work):
+    """That of a model with weights: made of the one that is given, if this is none, or has none."""
+    import transformers
+
+    if given and list(given.glob("*.safetensors")):
+        return given
+    if given:
+        draw_weights(transformers.AutoConfig.from_pretrained(given), work / "model")
+    else:
+        make_model(work / "model")
+    return work / "model"
 
 
 def make_data(prefix, vocabulary, count=400_000, document=1000):
@@ -141,12 +160,13 @@ def measure_training(args, work):
             if side == "ours":
                 shares.append(statistics.mean(json.loads(line)["mfu"]
                                               for line in metrics.read_text().splitlines()[WARM_UP:]))
-            first = [watch(short[side], metrics, work / f"{side}.log")[0][0] for _ in range(2)]
             steps = [b - a for a, b in zip(ends[WARM_UP:], ends[WARM_UP + 1:])]
             tokens = RANKS * args.seq_length
             figures.setdefault(side, []).append({"tokens/s": tokens * len(steps) / sum(steps),
-                                                 "resident memory": memory, FIRST: first[-1],
-                                                 FIRST_COLD: ends[0]})
+                                                 "resident memory": memory})
+            if args.only != "steps":
+                first = [watch(short[side], metrics, work / f"{side}.log")[0][0] for _ in range(2)]
+                figures[side][-1] |= {FIRST: first[-1], FIRST_COLD: ends[0]}
     return figures, shares
 
 
@@ -247,10 +267,11 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seq-length", type=int, default=256)
     parser.add_argument("--hf-model", type=pathlib.Path)
-    parser.add_argument("--only", choices=["train", "host"])
+    parser.add_argument("--only", choices=["train", "steps", "host"])
     parser.add_argument("--bf16-params", action="store_true", help="bf16 gather and compute, fp32 storage")
     parser.add_argument("--pictures", type=pathlib.Path, metavar="DIR", help="writes the figures and draws them there")
-    parser.add_argument("--peers", nargs="*", choices=["compiled", "fsdp1", "eager-experts"], default=[])
+    parser.add_argument("--peers", nargs="*", default=[],
+                        choices=["compiled", "fsdp1", "eager-experts", "eager-attention"])
     parser.add_argument("--against", type=pathlib.Path, metavar="BUILD", help="an older build in PyTorch's place")
     args = parser.parse_args()
     if args.against and (args.pictures or args.peers):
@@ -263,9 +284,7 @@ def main():
         beside = args.against or "PyTorch FSDP2"
         print(f"| measure | {beside} | megashard | ratio (spread) | bar |\n|---|---|---|---|---|")
         if args.only != "host":
-            if args.hf_model is None:
-                args.hf_model = work / "model"
-                make_model(args.hf_model)
+            args.hf_model = model_folder(args.hf_model, work)
             vocabulary = json.loads((args.hf_model / "config.json").read_text())["vocab_size"]
             make_data(work / "tokens", vocabulary)
             figures["training"], shares = measure_training(args, work)
@@ -274,7 +293,7 @@ def main():
                 print(f"| beside {pictures.NAMES[peer]}: | | | | |")
                 missed += report(figures["training"], bars, peer)
             report_shares(figures["training"], shares)
-        if args.only != "train":
+        if args.only not in ("train", "steps"):
             figures["host"] = measure_host(args)
             missed += report(figures["host"], bars)
         if args.pictures:
