@@ -87,8 +87,9 @@ MoeConfig moe_of(const Arguments& arguments) {
                  .gated = arguments.moe_shared_expert_gate,
                  .name = "shared_experts"},
   };
+  moe.latent_size = arguments.moe_latent_size.value_or(0);
   moe.router.best_of_group = moe.experts_per_token / moe.router.chosen_groups;
-  const auto sparse = expand_layer_frequency(arguments.moe_layer_freq, *arguments.num_layers);
+  const auto sparse = expand_layer_frequency(kMoeLayerFreq, arguments.moe_layer_freq, *arguments.num_layers);
   moe.dense_layers =
       layers_where(*arguments.num_layers, [&](int64_t layer) { return !sparse[static_cast<size_t>(layer)]; });
   return moe;
@@ -113,6 +114,20 @@ void take_latent_attention(DecoderConfig& config, const Arguments& arguments) {
   rotary.original_max_positions = 4096;
   rotary.magnitude =
       yarn_mscale(rotary.factor, arguments.mscale) / yarn_mscale(rotary.factor, arguments.mscale_all_dim);
+}
+
+/// Layers with a window, and those without positions.
+void take_layers(DecoderConfig& config, const Arguments& arguments) {
+  const auto selected = [&](const LayerFlag& flag, const std::optional<std::string>& frequency) {
+    const auto marks = expand_layer_frequency(flag, *frequency, config.num_layers);
+    return layers_where(config.num_layers, [&](int64_t layer) { return bool{marks[static_cast<size_t>(layer)]}; });
+  };
+  if (arguments.no_rope_freq) config.unrotated_layers = selected(kNoRopeFreq, arguments.no_rope_freq);
+  if (!arguments.window_size) return;
+  config.sliding_window = keys_before(*arguments.window_size) + 1;
+  config.sliding_layers = arguments.window_attn_skip_freq
+                              ? selected(kWindowAttnSkipFreq, arguments.window_attn_skip_freq)
+                              : layers_where(config.num_layers, [](int64_t) { return true; });
 }
 
 void check_ranks_divide(const Network& network, const Arguments& arguments) {
@@ -225,6 +240,8 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
       .qkv_bias = arguments.add_bias_linear || arguments.add_qkv_bias,
       .attention_out_bias = arguments.add_bias_linear,
       .mlp_bias = arguments.add_bias_linear,
+      .attention_gate = arguments.attention_output_gate,
+      .attention_sinks = arguments.softmax_type == SoftmaxType::kLearnable,
       .qk_norm = arguments.qk_layernorm,
       .tie_word_embeddings = !arguments.untie_embeddings_and_output_weights,
       .attention_dropout = arguments.attention_dropout,
@@ -235,6 +252,7 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
       .prediction = prediction_of(arguments),
   };
   take_latent_attention(config, arguments);
+  take_layers(config, arguments);
   share_and_balance_experts(config.moe, arguments);
   return config;
 }

@@ -30,7 +30,8 @@ std::string layer_frequency(const MoeConfig& moe, int64_t num_layers) {
 }
 
 bool same_layers(const std::string& frequency, const std::string& other, int64_t num_layers) {
-  return expand_layer_frequency(frequency, num_layers) == expand_layer_frequency(other, num_layers);
+  return expand_layer_frequency(kMoeLayerFreq, frequency, num_layers) ==
+         expand_layer_frequency(kMoeLayerFreq, other, num_layers);
 }
 
 void add_experts(const DecoderConfig& config, std::map<std::string, ArgumentValue>& values) {
@@ -53,6 +54,7 @@ void add_experts(const DecoderConfig& config, std::map<std::string, ArgumentValu
       {"moe_router_group_topk", router.groups == 1 ? ArgumentValue() : ArgumentValue(router.chosen_groups)},
       {"moe_shared_expert_intermediate_size", optional(moe.shared.intermediate_size, int64_t{0})},
       {"moe_shared_expert_gate", moe.shared.gated},
+      {"moe_latent_size", optional(moe.latent_size, int64_t{0})},
   });
   // Softmax over a token's experts is softmax over all, normalised.
   const bool normalised = router.score == Score::kLogit || router.normalise_weights;
@@ -107,6 +109,8 @@ std::map<std::string, ArgumentValue> network_values(const DecoderConfig& config)
       {"add_bias_linear", config.mlp_bias || config.attention_out_bias},
       {"add_qkv_bias", config.qkv_bias},
       {"qk_layernorm", config.qk_norm},
+      {"attention_output_gate", config.attention_gate},
+      {"softmax_type", std::string(config.attention_sinks ? "learnable" : "vanilla")},
       {"attention_dropout", config.attention_dropout},
       {"hidden_dropout", config.hidden_dropout},
   };

@@ -14,12 +14,19 @@ using A = Arguments;
 using std::to_string;
 
 /// The flags that describe a network's experts.
-constexpr std::array kOfExperts = {"moe_layer_freq",         "moe_ffn_hidden_size",
-                                   "moe_router_topk",        "moe_router_score_function",
-                                   "moe_router_pre_softmax", "moe_router_topk_scaling_factor",
-                                   "moe_router_num_groups",  "moe_router_group_topk",
-                                   "moe_router_dtype",       "moe_shared_expert_intermediate_size",
-                                   "moe_shared_expert_gate", "moe_router_enable_expert_bias"};
+constexpr std::array kOfExperts = {"moe_layer_freq",
+                                   "moe_ffn_hidden_size",
+                                   "moe_router_topk",
+                                   "moe_router_score_function",
+                                   "moe_router_pre_softmax",
+                                   "moe_router_topk_scaling_factor",
+                                   "moe_router_num_groups",
+                                   "moe_router_group_topk",
+                                   "moe_router_dtype",
+                                   "moe_shared_expert_intermediate_size",
+                                   "moe_shared_expert_gate",
+                                   "moe_latent_size",
+                                   "moe_router_enable_expert_bias"};
 
 void check_router(const Arguments& arguments, Mistakes& rules) {
   rules.require(!arguments.add_bias_linear, "--num-experts needs --disable-bias-linear: experts have no biases.");
@@ -85,6 +92,10 @@ void add_expert_options(std::vector<Option>& rows) {
       .above(0);
   group.add("--moe-shared-expert-gate", &A::moe_shared_expert_gate, kMustMatch,
             "multiplies that MLP's output by a sigmoid of the token");
+  group
+      .add("--moe-latent-size", &A::moe_latent_size, kMustMatch,
+           "width of a latent that experts map to itself, between two linear layers; unset: none")
+      .above(0);
   group.add("--moe-router-enable-expert-bias", &A::moe_router_enable_expert_bias, kReport,
             "after each step, moves the bias by which routers choose experts against each expert's load; a model of "
             "--hf-model must have one (e_score_correction_bias)");
@@ -119,7 +130,7 @@ void derive_expert_sizes(Arguments& arguments, Mistakes& rules) {
   if (!arguments.num_experts) return;
   if (!arguments.moe_ffn_hidden_size) arguments.moe_ffn_hidden_size = arguments.ffn_hidden_size;
   if (!arguments.num_layers) return;
-  rules.attempt([&] { expand_layer_frequency(arguments.moe_layer_freq, *arguments.num_layers); });
+  rules.attempt([&] { expand_layer_frequency(kMoeLayerFreq, arguments.moe_layer_freq, *arguments.num_layers); });
 }
 
 void check_experts(const Arguments& arguments, Mistakes& rules) {

@@ -35,6 +35,7 @@ struct ExpertArguments {
   std::optional<RouterDtype> moe_router_dtype;  // unset: the hidden states'
   std::optional<int64_t> moe_shared_expert_intermediate_size;
   bool moe_shared_expert_gate = false;
+  std::optional<int64_t> moe_latent_size;  // unset: experts map the hidden states
 
   RouterBalance moe_router_load_balancing_type = RouterBalance::kMicrobatch;
   double moe_aux_loss_coeff = 0;           // coefficient of the balancing loss

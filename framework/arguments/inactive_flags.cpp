@@ -71,7 +71,6 @@ void accept_parts_of_networks(CompatibilityFlags& flags) {
                {{"--mtp-standalone"}});
   flags.accept("it only matters with --qk-clip, which is refused",
                {{"--qk-clip-alpha", 1}, {"--qk-clip-threshold", 1}});
-  flags.accept("it only matters with --window-size, which is refused", {{"--window-attn-skip-freq", 1}});
   flags.accept("it only matters with --position-embedding-type relative, which is refused",
                {{"--relative-attention-num-buckets", 1}, {"--relative-attention-max-distance", 1}});
   flags.accept("it only matters with --experimental-attention-variant, which is refused",

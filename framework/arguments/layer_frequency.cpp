@@ -13,7 +13,7 @@ namespace {
 /// Reads sums and products of Python lists of 0 and 1.
 class ListReader {
  public:
-  explicit ListReader(const std::string& text) : text_(text) {}
+  ListReader(const char* flag, const std::string& text) : flag_(flag), text_(text) {}
 
   std::vector<bool> whole() {
     auto layers = sum();
@@ -75,26 +75,40 @@ class ListReader {
   void skip_spaces() {
     while (text_.starts_with(' ')) text_.remove_prefix(1);
   }
-  static void expect(bool fits) {
-    require(fits, "--moe-layer-freq takes an interval, or 0 and 1 for each layer: 2, or [0]*1+[1]*26");
+  void expect(bool fits) const {
+    require(fits, std::string(flag_) + " takes an interval, or 0 and 1 for each layer: 2, or [0]*1+[1]*26");
   }
 
   static constexpr int64_t kMost = 100000;  // layers
+  const char* flag_;
   std::string_view text_;
 };
 
+bool is_selected(LayerFlag::Selects selects, int64_t layer, int64_t interval) {
+  const bool is_last = (layer + 1) % interval == 0;
+  switch (selects) {
+    case LayerFlag::Selects::kFirst:
+      return layer % interval == 0;
+    case LayerFlag::Selects::kLast:
+      return is_last;
+    case LayerFlag::Selects::kAllButLast:
+      break;
+  }
+  return !is_last;
+}
+
 }  // namespace
 
-std::vector<bool> expand_layer_frequency(const std::string& frequency, int64_t num_layers) {
+std::vector<bool> expand_layer_frequency(const LayerFlag& flag, const std::string& frequency, int64_t num_layers) {
   int64_t interval = 0;
   const auto read = std::from_chars(frequency.data(), frequency.data() + frequency.size(), interval);
   std::vector<bool> layers;
   if (read.ec == std::errc() && read.ptr == frequency.data() + frequency.size() && interval > 0) {
-    for (int64_t layer = 0; layer < num_layers; ++layer) layers.push_back(layer % interval == 0);
+    for (int64_t layer = 0; layer < num_layers; ++layer) layers.push_back(is_selected(flag.selects, layer, interval));
     return layers;
   }
-  layers = ListReader(frequency).whole();
-  require(std::ssize(layers) == num_layers, "--moe-layer-freq " + frequency + " describes " +
+  layers = ListReader(flag.name, frequency).whole();
+  require(std::ssize(layers) == num_layers, std::string(flag.name) + " " + frequency + " describes " +
                                                 std::to_string(layers.size()) + " layers, and the model has " +
                                                 std::to_string(num_layers) + "; change one of them");
   return layers;

@@ -1,7 +1,11 @@
 #include "framework/arguments/network_arguments.h"
 
+#include <charconv>
 #include <string>
+#include <string_view>
+#include <system_error>
 
+#include "framework/arguments/layer_frequency.h"
 #include "framework/arguments/option_group.h"
 #include "framework/mistakes.h"
 #include "framework/objectives/objectives.h"
@@ -145,6 +149,24 @@ void add_network_options(std::vector<Option>& rows) {
       .named("add_bias_linear");
   group.add("--add-qkv-bias", &A::add_qkv_bias, kMustMatch, "biases in the query/key/value projection");
   group.add("--qk-layernorm", &A::qk_layernorm, kMustMatch, "norms on queries and keys");
+  group.add("--attention-output-gate", &A::attention_output_gate, kMustMatch,
+            "multiplies attention's output by a sigmoid of the token");
+  group
+      .choice("--softmax-type", &A::softmax_type, kMustMatch,
+              {{"vanilla", SoftmaxType::kVanilla}, {"learnable", SoftmaxType::kLearnable}},
+              "learnable: each head has a sink, the score of a key without a value")
+      .refuse_values({"off-by-one"}, "a sink is learnt or there is none; use learnable or vanilla");
+  group
+      .add("--no-rope-freq", &A::no_rope_freq, kMustMatch,
+           "layers without positions: every N-th, or 0 and 1 for each layer")
+      .shown_as("N|LIST");
+  group
+      .add("--window-size", &A::window_size, kMustMatch, "a query sees so many keys before its own, and none behind it")
+      .shown_as("LEFT,0");
+  group
+      .add("--window-attn-skip-freq", &A::window_attn_skip_freq, kMustMatch,
+           "layers without --window-size: every N-th; or for each layer 1 with it, 0 without")
+      .shown_as("N|LIST");
   group.add("--multi-latent-attention", &A::multi_latent_attention, kMustMatch,
             "queries, keys and values come from latents (DeepSeek); --qk-layernorm norms these");
   group.add("--q-lora-rank", &A::q_lora_rank, kMustMatch, "width of the queries' latent; unset: there is none")
@@ -210,7 +232,55 @@ void derive_network_sizes(Arguments& arguments, Mistakes& rules) {
   }
 }
 
+}  // namespace megashard::detail
+
+namespace megashard {
+
+int64_t keys_before(const std::string& window_size) {
+  int64_t before = -1;
+  std::string_view text = window_size;
+  if (text.starts_with('(') && text.ends_with(')')) text = text.substr(1, text.size() - 2);
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), before);
+  text.remove_prefix(static_cast<size_t>(read.ptr - text.data()));
+  require(read.ec == std::errc() && before >= 0 && (text == ",0" || text == ", 0"),
+          "--window-size takes the keys before a query's own, and 0 behind it: 127,0");
+  return before;
+}
+
+}  // namespace megashard
+
+namespace megashard::detail {
+namespace {
+
+void check_layers(const Arguments& arguments, Mistakes& rules) {
+  if (arguments.window_size) rules.attempt([&] { keys_before(*arguments.window_size); });
+  rules.require(!arguments.window_attn_skip_freq || arguments.window_size,
+                "--window-attn-skip-freq needs --window-size; give both, or leave it out.");
+  for (const char* name : {"no_rope_freq", "window_size", "window_attn_skip_freq"}) {
+    rules.require(!arguments.hf_model || !arguments.is_given(name),
+                  find_argument(name)->flag + " does not go with --hf-model, whose config.json says it; leave it out.");
+  }
+  rules.require(!arguments.no_rope_freq || arguments.position_embedding_type == PositionEmbeddingType::kRope ||
+                    arguments.hf_model,
+                "--no-rope-freq needs --position-embedding-type rope; give it, or leave it out.");
+  const bool is_plain =
+      !arguments.attention_output_gate && arguments.softmax_type == SoftmaxType::kVanilla && !arguments.window_size;
+  rules.require(is_plain || !arguments.multi_latent_attention,
+                "--attention-output-gate, --softmax-type and --window-size do not go with --multi-latent-attention; "
+                "leave them out.");
+  if (!arguments.num_layers || arguments.hf_model) return;
+  if (arguments.no_rope_freq)
+    rules.attempt([&] { expand_layer_frequency(kNoRopeFreq, *arguments.no_rope_freq, *arguments.num_layers); });
+  if (arguments.window_attn_skip_freq) {
+    rules.attempt(
+        [&] { expand_layer_frequency(kWindowAttnSkipFreq, *arguments.window_attn_skip_freq, *arguments.num_layers); });
+  }
+}
+
+}  // namespace
+
 void check_network(Arguments& arguments, Mistakes& rules) {
+  check_layers(arguments, rules);
   check_rotary(arguments, rules);
   check_latent_attention(arguments, rules);
   check_lora(arguments, rules);

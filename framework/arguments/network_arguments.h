@@ -14,6 +14,7 @@ class Mistakes;
 enum class PositionEmbeddingType { kLearnedAbsolute, kRope, kMrope, kNone };
 enum class Normalization { kLayerNorm, kRmsNorm };
 enum class RopeType { kRope, kYarn };
+enum class SoftmaxType { kVanilla, kLearnable };
 
 /// Megatron's group "network size", with its names and defaults. Unset optionals were not given; those marked (derived)
 /// are computed by validate_arguments. With --hf-model the sizes come from config.json instead.
@@ -55,6 +56,11 @@ struct NetworkArguments {
   bool add_bias_linear = true;
   bool add_qkv_bias = false;  // (derived) true with add_bias_linear
   bool qk_layernorm = false;
+  bool attention_output_gate = false;
+  SoftmaxType softmax_type = SoftmaxType::kVanilla;  // kLearnable: with sinks
+  std::optional<std::string> no_rope_freq;           // layers without positions; see layer_frequency.h
+  std::optional<std::string> window_size;            // see keys_before(); unset: no window
+  std::optional<std::string> window_attn_skip_freq;  // layers with a window; unset: all
   bool multi_latent_attention = false;
   std::optional<int64_t> q_lora_rank;  // unset: queries come from hidden states
   int64_t kv_lora_rank = 32;
@@ -69,6 +75,9 @@ struct NetworkArguments {
   double mtp_loss_scaling_factor = 0.1;
   bool add_position_embedding = true;  // Megatron compares it when it loads our args
 };
+
+/// The keys before its own that a query sees by --window-size: LEFT of "LEFT,0". Throws UsageError for another form.
+int64_t keys_before(const std::string& window_size);
 
 namespace detail {
 

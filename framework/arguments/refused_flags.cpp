@@ -172,21 +172,16 @@ void refuse_experts(CompatibilityFlags& flags) {
   flags.refuse("every token reaches all the experts that it chose; leave it out",
                {{"--moe-expert-capacity-factor", 1}});
   flags.refuse("no model family of this program has experts of that kind; leave it out",
-               {{"--moe-apply-probs-on-input"}, {"--moe-latent-size", 1}, {"--moe-use-upcycling"}});
+               {{"--moe-apply-probs-on-input"}, {"--moe-use-upcycling"}});
 }
 
 void refuse_attention(CompatibilityFlags& flags) {
   flags.refuse("attention is causal and over the whole sequence; leave it out",
                {{"--attention-mask-type", 1, "causal"}});
-  flags.refuse("windows are those of the model's config.json (--hf-model); leave it out", {{"--window-size", 1}});
   flags.refuse("no model family of this program has attention of that kind; leave it out",
-               {{"--softmax-type", 1, "vanilla"}, {"--qk-l2-norm"}, {"--qk-clip"}});
-  flags.refuse("output gates, linear attention and layers without positions come with a model by --hf-model, whose "
-               "config.json describes them; leave it out",
-               {{"--attention-output-gate"},
-                {"--experimental-attention-variant", 1},
-                {"--linear-attention-freq", 1},
-                {"--no-rope-freq", 1}});
+               {{"--qk-l2-norm"}, {"--qk-clip"}});
+  flags.refuse("linear attention comes with a model by --hf-model, whose config.json describes it; leave it out",
+               {{"--experimental-attention-variant", 1}, {"--linear-attention-freq", 1}});
   flags.refuse("M-RoPE's sections come from the config.json of --hf-model", {{"--mrope-section", kAny}});
 }
 

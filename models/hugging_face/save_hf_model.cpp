@@ -72,7 +72,8 @@ OrderedJson common_fields(const ModelFamily& family, const DecoderConfig& networ
 std::optional<OrderedJson> config_of_known_family(const DecoderConfig& network) {
   const bool known = network.norm == NormKind::kRmsNorm && !network.zero_centered_norm && network.gated_mlp &&
                      network.positions == PositionKind::kRotary && network.rotary.fraction == 1 && !network.latent &&
-                     network.prediction.depth == 0;
+                     network.prediction.depth == 0 && !network.attention_gate && !network.attention_sinks &&
+                     network.unrotated_layers.empty() && network.sliding_window == 0 && network.moe.latent_size == 0;
   if (!known) return std::nullopt;
   for (const auto& family : model_families()) {
     const auto switches = family.write_switches == nullptr ? std::nullopt : family.write_switches(network);
@@ -92,7 +93,8 @@ OrderedJson config_of_network(const DecoderConfig& network) {
       "flags; they need --normalization RMSNorm, --swiglu, --position-embedding-type rope, whole "
       "--rotary-percent, no --apply-layernorm-1p, with --qk-layernorm or --add-qkv-bias also "
       "--disable-bias-linear, and with --num-experts --qk-layernorm, softmax scores without groups, factor "
-      "and --moe-router-dtype, and no shared expert, and no --mtp-num-layers. "
+      "and --moe-router-dtype, and no shared expert, and no --mtp-num-layers, "
+      "--attention-output-gate, --softmax-type learnable, --no-rope-freq, --window-size and --moe-latent-size. "
       "Leave --save-hf out, or change the network");
 }
 

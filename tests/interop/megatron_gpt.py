@@ -76,6 +76,8 @@ def without_gpu():
     parallel_state.initialize_model_parallel()
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.synchronize = lambda: None
+    ones = torch.ones
+    torch.ones = lambda *sizes, device=None, **more: ones(*sizes, **more)  # masks of windows are made on a GPU
     tensor_parallel.get_cuda_rng_tracker = lambda: types.SimpleNamespace(fork=contextlib.nullcontext)
 
 

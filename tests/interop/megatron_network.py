@@ -20,7 +20,9 @@ PARTS = {"embedding.word_embeddings": "model.embed_tokens", "embedding.position_
 LAYER_PARTS = {"input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm",
                "self_attention.linear_proj": "self_attn.o_proj", "self_attention.q_layernorm": "self_attn.q_norm",
                "self_attention.k_layernorm": "self_attn.k_norm", "mlp.linear_fc2": "mlp.down_proj",
-               "mlp.router": "mlp.gate", "mlp.shared_experts.linear_fc2": "mlp.shared_experts.down_proj"}
+               "mlp.router": "mlp.gate", "mlp.fc1_latent_proj": "mlp.fc1_latent_proj",
+               "mlp.fc2_latent_proj": "mlp.fc2_latent_proj",
+               "mlp.shared_experts.linear_fc2": "mlp.shared_experts.down_proj"}
 LATENT_PARTS = {"self_attention.linear_q_proj": "self_attn.q_proj",
                 "self_attention.linear_q_down_proj": "self_attn.q_a_proj",
                 "self_attention.linear_q_up_proj": "self_attn.q_b_proj",
@@ -28,7 +30,8 @@ LATENT_PARTS = {"self_attention.linear_q_proj": "self_attn.q_proj",
                 "self_attention.linear_kv_up_proj": "self_attn.kv_b_proj",
                 "self_attention.q_layernorm": "self_attn.q_a_layernorm",
                 "self_attention.kv_layernorm": "self_attn.kv_a_layernorm"}
-LEAVES = {"mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
+LEAVES = {"self_attention.core_attention.softmax_offset": "self_attn.sinks",
+          "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
           "mlp.shared_experts.gate_weight": "mlp.shared_expert_gate.weight"}
 PREDICTING = "mtp.layers."
 BATCH, LENGTH = 2, 17
@@ -59,9 +62,12 @@ def by_our_names(tensors, config):
             found[f"{ours}{layer_parts[part]}.{leaf}"] = tensor
         elif part == "self_attention.linear_qkv":
             groups, head = config.num_query_groups, config.kv_channels
-            queries = config.num_attention_heads // groups * head
+            gated = config.attention_output_gate  # gates follow the queries of a group
+            queries = config.num_attention_heads // groups * head * (2 if gated else 1)
             rows = tensor.reshape(groups, queries + 2 * head, *tensor.shape[1:])
             for letter, piece in zip("qkv", rows.split([queries, head, head], 1)):
+                if letter == "q" and gated:
+                    piece = piece.unflatten(1, (2, -1, head)).transpose(1, 2).flatten(1, 3)
                 found[f"{ours}self_attn.{letter}_proj.{leaf}"] = piece.flatten(0, 1)
         else:
             block, _, fc1 = part.rpartition(".")
@@ -98,9 +104,22 @@ def core_attention_of_latents():
     return Core
 
 
+class LinearWithoutBias(torch.nn.Linear):
+    """Transformer Engine's linear layer, which is not installed, for the latents of experts."""
+
+    def __init__(self, rows_in, rows_out, *, init_method, **_):
+        super().__init__(rows_in, rows_out, bias=False)
+        init_method(self.weight)
+
+    def forward(self, x):
+        return super().forward(x), None
+
+
 def layers_of(config, case):
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
-    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe import moe_layer, moe_utils
+
+    moe_layer.HAVE_TE, moe_layer.TELinear = True, LinearWithoutBias
 
     moe_utils.te_general_gemm = None  # its import leaves the name out where Transformer Engine is not installed
     if config.num_moe_experts or config.multi_latent_attention:
