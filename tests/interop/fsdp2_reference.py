@@ -8,13 +8,16 @@ JOB.json is a list of cases; train_dump (the C++ twin) reads the same file. Fiel
   batches      safetensors file with `tokens` [steps, world * micro_batch, T + 1] int64
   conversations, rows   instead: PREFIX of PREFIX.vision.safetensors, and how many of it a step takes, in the order of
                framework/data/conversation_dataset.h; for a vision-language model (here on one rank)
+  micro_batches      a rank takes its rows in so many parts, of whose gradients the mean is taken; 1 if absent (only
+               here, of batches)
+  eager        true: attention and experts by transformers' plainest code, not by sdpa and grouped products (only here)
   mesh         [shard ranks] or [replicas, shard ranks]
   steps        optimizer steps
   optimizer    "adam" (AdamW) or "sgd" (momentum 0.9)
   lr, weight_decay, clip (0: only measured)
   param_dtype, reduce_dtype   "float32", "bfloat16" or null
   reshard      reshard_after_forward: true, false or null
-  wrapper      "fsdp2", "ddp" or "fsdp1" (only here; the last two take a 1-D mesh and fp32)
+  wrapper      "fsdp2", "ddp", "fsdp1" or "none" (only here; the last three take a 1-D mesh and fp32, "none" one rank)
   save, save_after   folder for a DCP step of model and optimizer after so many steps (optional, only here)
   loss_scale         {"initial": N, "window": N, "overflows": [STEP, ...]}: of torch's GradScaler (optional); in these
                steps a gradient is infinite on the last of the ranks that shard it, in every replica
@@ -50,9 +53,10 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from float8_products import use_float8
+from transformers_twin import model_class
 
 
 def whole(tensor):
@@ -95,7 +99,9 @@ def shard(model, case):
 
 
 def wrap(model, case):
-    """The module to call: under FSDP2 the model itself."""
+    """The module to call: under FSDP2 and alone the model itself."""
+    if case["wrapper"] == "none":
+        return model
     if case["wrapper"] == "ddp":
         return DistributedDataParallel(model)
     if case["wrapper"] == "fsdp1":
@@ -151,7 +157,7 @@ class Scaling:
 
 
 class Batches:
-    """Rows of one file."""
+    """Rows of one file. loss() is the mean over tokens, and what is trained."""
 
     def __init__(self, case):
         self.tokens = load_file(case["batches"])["tokens"]
@@ -159,8 +165,10 @@ class Batches:
     def loss(self, model, step, rank, world):
         micro_batch = self.tokens.shape[1] // world
         rows = self.tokens[step, rank * micro_batch:(rank + 1) * micro_batch]
-        logits = model(input_ids=rows[:, :-1].contiguous(), use_cache=False).logits.float()
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        out = model(input_ids=rows[:, :-1].contiguous(), use_cache=False)
+        loss = torch.nn.functional.cross_entropy(out.logits.float().flatten(0, 1), rows[:, 1:].flatten())
+        balance = out.get("aux_loss")  # of routers
+        return loss, loss if balance is None else loss + model.config.router_aux_loss_coef * balance
 
 
 class Conversations:
@@ -193,7 +201,8 @@ class Conversations:
         logits = model(input_ids=inputs, mm_token_type_ids=(inputs == model.config.image_token_id).int(),
                        use_cache=False, pixel_values=torch.cat([pixels for each in samples for pixels in each[3]]),
                        image_grid_thw=torch.cat([each[2] for each in samples])).logits.float()
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return loss, loss
 
 
 class LiveMemory:
@@ -219,9 +228,10 @@ def train(case):
     rank, world = dist.get_rank(), dist.get_world_size()
     memory = LiveMemory(case["count_memory"]) if case.get("count_memory") else None
     sees = "conversations" in case
-    family = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    attention = "eager" if "gemma2" in case["model"] else "sdpa"  # which has no soft caps
-    model = family.from_pretrained(case["model"], dtype=torch.float32, attn_implementation=attention)
+    family = AutoModelForImageTextToText if sees else model_class(AutoConfig.from_pretrained(case["model"]).model_type)
+    plain = dict(attn_implementation="eager", experts_implementation="eager")
+    model = family.from_pretrained(case["model"], dtype=torch.float32,
+                                   **plain if case.get("eager") else dict(attn_implementation="sdpa"))
     model.train()
     if "fp8" in case:
         use_float8(model, **case["fp8"])
@@ -233,17 +243,23 @@ def train(case):
     results = {}
     losses, norms = [], []
     for step in range(case["steps"]):
-        loss = data.loss(model, step, rank, world)
-        scaling.backward(loss, step, model)
+        parts = case.get("micro_batches", 1)
+        loss = 0
+        for part in range(parts):
+            mean, trained = data.loss(model, step, rank * parts + part, world * parts)
+            scaling.backward(trained, step, model)
+            loss = loss + mean.detach().double() / parts
+        if parts > 1:  # divided as FSDP2 does, behind the backward pass
+            for parameter in model.parameters():
+                parameter.grad.div_(parts)
         if step == 0 and memory is None:
             results |= {f"grad.{name}": grad for name, _, grad in names_and_tensors(model)}
         scaling.unscale(optimizer)
         norm = clip(model, case["clip"] or float("inf"))
         scaling.step(optimizer)
         optimizer.zero_grad()
-        mean = loss.detach().double()
-        dist.all_reduce(mean)
-        losses.append(mean / world)
+        dist.all_reduce(loss)
+        losses.append(loss / world)
         norm = whole(norm).double()
         norms.append(norm if norm.isfinite() else torch.ones_like(norm))
         if memory is not None:

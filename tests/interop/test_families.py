@@ -300,8 +300,8 @@ MORE_THAN_NEEDED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_line
 COUNTED = [name for name in NAMES if name.split("-")[0] not in MORE_THAN_NEEDED]
 
 
-def write_case(folder, name, seed):
-    """Writes the model of a case with random values, and its input. Returns the model and the input."""
+def write_model(folder, name, seed):
+    """Writes the model of a case with random values, and returns it."""
     torch.manual_seed(seed)
     model = make_model(AutoConfig.for_model(name.split("-")[0], **options(name)), attn_implementation="eager",
                        experts_implementation="eager")
@@ -314,6 +314,12 @@ def write_case(folder, name, seed):
     if name in UNREAD:
         weights = load_file(folder / "model.safetensors") | {UNREAD[name]: torch.ones(3)}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+def write_case(folder, name, seed):
+    """Writes the model of a case and its input. Returns both."""
+    model = write_model(folder, name, seed)
     tokens, labels = torch.randint(0, VOCAB, (2, LENGTH)), torch.randint(0, VOCAB, (2, LENGTH))
     tokens[0, 3] = 7
     save_file({"tokens": tokens, "labels": labels}, folder / "input.bin")

@@ -153,19 +153,25 @@ def square_pictures(tokens):
     return dict(pixel_values=torch.randn(48, 3 * 4 * 4), image_grid_thw=torch.tensor([[1, 4, 4]] * 3))
 
 
+def write_model(folder, name, seed):
+    torch.manual_seed(seed)
+    family, config = CASES[name]
+    model = family(config)
+    hybrid = name.startswith("qwen3_5")  # its delta rule magnifies roundings the more, the larger the weights are
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases too, or their gradients prove little
+            parameter.add_(torch.randn_like(parameter) * (0.04 if hybrid else 0.1))
+    model.save_pretrained(folder)
+    return model
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """transformers' results and ours for each case. One process on each side."""
     folder = tmp_path_factory.mktemp("models")
     wanted = {}
-    for seed, (name, (family, config)) in enumerate(CASES.items()):
-        torch.manual_seed(seed)
-        model = family(config)
-        hybrid = name.startswith("qwen3_5")  # its delta rule magnifies roundings the more, the larger the weights are
-        with torch.no_grad():
-            for parameter in model.parameters():  # norms and biases too, or their gradients prove little
-                parameter.add_(torch.randn_like(parameter) * (0.04 if hybrid else 0.1))
-        model.save_pretrained(folder / name)
+    for seed, name in enumerate(CASES):
+        model = write_model(folder / name, name, seed)
         sees = "_vl" in name
         tokens = torch.randint(0, IMAGE if sees else VOCAB, (3, LENGTH) if sees else (2, 17))
         tokens[0, 3] = 7

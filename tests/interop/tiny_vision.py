@@ -104,7 +104,7 @@ def make_videos(folder, family):
 
 
 def make_vision_model(folder, family="qwen2_5_vl"):
-    """Saves a qwen2_5_vl, qwen3_vl or qwen3_vl_moe model for that vocabulary to the folder."""
+    """Saves a model of a family that sees for that vocabulary to the folder."""
     import transformers
 
     text = dict(SMALL_TEXT, rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1]))
@@ -113,16 +113,22 @@ def make_vision_model(folder, family="qwen2_5_vl"):
     if family == "qwen2_5_vl":
         vision |= dict(window_size=16, fullatt_block_indexes=[1])
     else:
-        vision |= dict(num_position_embeddings=16, deepstack_visual_indexes=[0])
-    if family == "qwen3_vl_moe":
+        vision |= dict(num_position_embeddings=16)
+    if family.startswith("qwen3_vl"):
+        vision |= dict(deepstack_visual_indexes=[0])
+    if family.startswith("qwen3_5"):  # a quarter of a head turns
+        text |= dict(head_dim=32, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
+                     linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=4)
+    if family.endswith("_moe"):
         text |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
-    config, model = {"qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
-                     "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
-                     "qwen3_vl_moe": (transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration)}[
-                         family]
+    if family == "qwen3_5_moe":
+        text |= dict(shared_expert_intermediate_size=12)
+    kind = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe", "qwen3_5": "Qwen3_5",
+            "qwen3_5_moe": "Qwen3_5Moe"}[family]
+    config = getattr(transformers, f"{kind}Config")(image_token_id=IMAGE, video_token_id=VIDEO, text_config=text,
+                                                    vision_config=vision, tie_word_embeddings=False)
     torch.manual_seed(0)
-    made = model(config(image_token_id=IMAGE, video_token_id=VIDEO, text_config=text, vision_config=vision,
-                        tie_word_embeddings=False))
+    made = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     made.save_pretrained(folder)
     return made
 

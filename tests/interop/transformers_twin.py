@@ -17,9 +17,8 @@ def make_model(config, **options):
     return (kind.from_config if kind is AutoModelForCausalLM else kind._from_config)(config, **options)
 
 
-def separate(name, gradient, model):
+def separate(name, gradient, config):
     """As ours: layers that transformers has as one, with the rows of one after those of the other."""
-    config = model.config.get_text_config()
     if ".self_attn.qkv_proj." in name:
         keys = config.num_key_value_heads * gradient.size(0) // (config.num_attention_heads
                                                                  + 2 * config.num_key_value_heads)
@@ -31,11 +30,15 @@ def separate(name, gradient, model):
     return [(name, gradient)]
 
 
+def by_our_names(named, config):
+    """Pairs of parameters' names and their weights or gradients."""
+    pairs = [pair for name, values in named for pair in separate(name, values, config.get_text_config())]
+    return with_halves(pairs, transposed=config.model_type == "llama4_text")
+
+
 def gradients_of(model):
-    """By our names."""
-    pairs = [pair for key, parameter in model.named_parameters(remove_duplicate=False)
-             for pair in separate(key, parameter.grad, model)]
-    return with_halves(pairs, transposed=model.config.model_type == "llama4_text")
+    named = [(name, parameter.grad) for name, parameter in model.named_parameters(remove_duplicate=False)]
+    return by_our_names(named, model.config)
 
 
 def with_halves(gradients, transposed):
