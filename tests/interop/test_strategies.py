@@ -31,7 +31,7 @@ UNITS = "sub_modules_to_wrap: LAYERS\n"
 BF16 = dict(param_dtype="bfloat16", reduce_dtype="float32", optimizer="sgd", lr=0.01)
 # A step that overflows on four ranks, where a rank's loss has four times the weight, does not on one: the scale stays
 # small, and does not grow (test_fp16.py has the growth).
-FP16 = BF16 | dict(param_dtype="float16", loss_scale=dict(initial=1024.0, window=100, overflows=[]))
+FP16 = BF16 | dict(param_dtype="float16", loss_scale=dict(initial=256.0, window=100, overflows=[]))
 # by dtype of a job: suffix of its runs' names, its fields, and additional keys of its FSDP2 file
 DTYPES = {"float32": ("", {}, ""), "bfloat16": (" in bf16", BF16, "param_dtype: bf16\nreduce_dtype: fp32\n"),
           "float16": (" in fp16", FP16, "param_dtype: fp16\nreduce_dtype: fp32\n")}
@@ -95,6 +95,7 @@ OPTIONS = EXPERTS | {
         layer_types=["sliding_attention", "full_attention"] * 2, num_hidden_layers=4, sliding_window=7,
         global_head_dim=12, num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=6,
         vocab_size_per_layer_input=VOCABULARY, pad_token_id=None)}
+CODE = {"gemma2": dict(eager=True)}  # of transformers: sdpa has no soft caps
 
 
 def sees(family):
@@ -174,7 +175,7 @@ def losses(request, tmp_path_factory):
             suffix, dtypes, in_file = DTYPES[dtype_of(name)]
             runs[name] = "ours", STRATEGIES[name] | {"mesh": [STRATEGIES[name]["world"]]}
             runs["one rank" + suffix] = "ours", {"mesh": [1], "fsdp2_config": UNITS + in_file} | dtypes
-            runs["transformers" + suffix] = "theirs", {"mesh": [1]} | dtypes
+            runs["transformers" + suffix] = "theirs", {"mesh": [1]} | dtypes | CODE.get(family, {})
         for name, (side, fields) in runs.items():
             outputs[family, name] = folder / f"{family}.{name}"
             job = common | data[sees(family)] | fields | {"model": str(folder / family),
@@ -214,7 +215,8 @@ def check(losses, family, strategy, where=""):
         expected = losses[family, reference + DTYPES[dtype][0]]
         distance = ((mine - expected) / expected).abs().max().item()
         bar = BARS["bfloat16" if (family, dtype) in ROUNDED_OTHERWISE else dtype]
-        if family in STATEFUL and dtype == "bfloat16":  # 2.5e-3 seen: its products are of other sizes, so of other sums
+        if family in (*STATEFUL, "deepseek_v3") and dtype == "bfloat16":
+            # 2.7e-3 seen: products of other sizes are other sums, and with such a token may take other experts
             bar = 5e-3
         assert distance <= bar, f"{reference}: {distance:.2e}"
 
