@@ -20,6 +20,8 @@ DecoderConfig read_common(const HfConfig& config, const char* prefix, int64_t ma
 
 DecoderConfig read_deepseek_v3(const HfConfig& config) {
   auto network = read_common(config, "DeepseekV3", 4096);
+  // transformers' other name of num_nextn_predict_layers, which it refuses to read as null.
+  static_cast<void>(config.get<int64_t>("num_mtp_layers", 0));
   network.rotary.interleaved = config.get("rope_interleave", true);
   network.moe = read_grouped_moe(config,
                                  {.num_experts = 256,

@@ -14,6 +14,8 @@ DecoderConfig read_glm4_moe(const HfConfig& config) {
                                        .rotates_partially = true});
   network.qkv_bias = config.get("attention_bias", false);
   require_no_windows(config, network);
+  // transformers' other name of num_nextn_predict_layers, which it refuses to read as null.
+  static_cast<void>(config.get<int64_t>("num_mtp_layers", 0));
   network.qk_norm = config.get("use_qk_norm", false);
   network.moe = read_grouped_moe(config, {.num_experts = 128, .experts_per_token = 8, .intermediate_size = 1408},
                                  network.num_layers);
