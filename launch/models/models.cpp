@@ -33,17 +33,18 @@ bool goes(const std::function<void()>& check) {
 /// the size of a head.
 Network small_network(const ModelFamily& family) {
   constexpr int64_t kHidden = 1024, kHeads = 8;
-  nlohmann::ordered_json config = {
-      {"model_type", family.model_type},
-      {"vocab_size", 256000},
-      {"hidden_size", kHidden},
-      {"intermediate_size", kHidden},
-      {"num_hidden_layers", 4},
-      {"num_attention_heads", kHeads},
-      {"num_key_value_heads", kHeads},
-      {"num_experts_per_tok", 2},
-      {"layers_block_type", {"linear_attention", "full_attention", "mlp", "moe"}},
-      {"vision_config", {{"out_hidden_size", kHidden}, {"deepstack_visual_indexes", {0}}}}};
+  const nlohmann::ordered_json tower = {
+      {"out_hidden_size", kHidden}, {"deepstack_visual_indexes", {0}}, {"image_size", 256}, {"vision_use_head", false}};
+  nlohmann::ordered_json config = {{"model_type", family.model_type},
+                                   {"vocab_size", 256000},
+                                   {"hidden_size", kHidden},
+                                   {"intermediate_size", kHidden},
+                                   {"num_hidden_layers", 4},
+                                   {"num_attention_heads", kHeads},
+                                   {"num_key_value_heads", kHeads},
+                                   {"num_experts_per_tok", 2},
+                                   {"layers_block_type", {"linear_attention", "full_attention", "mlp", "moe"}},
+                                   {"vision_config", tower}};
   Network network;
   const nlohmann::ordered_json additions[] = {{{"layer_types", {"conv", "full_attention", "conv", "full_attention"}}},
                                               nlohmann::ordered_json::object()};
