@@ -171,6 +171,17 @@ class Batches:
         return loss, loss if balance is None else loss + model.config.router_aux_loss_coef * balance
 
 
+def pictures_of(model, pictures, marks):
+    """As the model takes them. marks: the tokens that are of pictures."""
+    from tiny_vision import whole_images
+
+    if model.config.model_type == "mistral3":
+        return whole_images(**pictures)
+    if model.config.model_type == "gemma3":
+        return dict(pixel_values=whole_images(**pictures)["pixel_values"], token_type_ids=marks)
+    return pictures | dict(mm_token_type_ids=marks)
+
+
 class Conversations:
     """Conversations with their pictures; one rank has all of a step."""
 
@@ -198,9 +209,10 @@ class Conversations:
         samples = [self.sample(number) for number in self.order[step * self.rows:(step + 1) * self.rows]]
         tokens, masks = (torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in list(zip(*samples))[:2])
         inputs, labels = tokens[:, :-1], tokens[:, 1:].where(masks[:, 1:], -100)
-        logits = model(input_ids=inputs, mm_token_type_ids=(inputs == model.config.image_token_id).int(),
-                       use_cache=False, pixel_values=torch.cat([pixels for each in samples for pixels in each[3]]),
-                       image_grid_thw=torch.cat([each[2] for each in samples])).logits.float()
+        pictures = dict(pixel_values=torch.cat([pixels for each in samples for pixels in each[3]]),
+                        image_grid_thw=torch.cat([each[2] for each in samples]))
+        marks = (inputs == model.config.image_token_id).int()
+        logits = model(input_ids=inputs, use_cache=False, **pictures_of(model, pictures, marks)).logits.float()
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         return loss, loss
 

@@ -20,18 +20,24 @@ import test_models
 from megashard import fsdp2_reference, train_dump
 from test_models_table import read_table
 from test_strategies import CONVERSATIONS, LAYERS, LONG, UNITS
-from tiny_vision import ASKED, asked, make_processors, make_vision_model, said, write_conversations
+from tiny_vision import (ASKED, asked, make_gemma3, make_mistral3, make_processors, make_vision_model, said,
+                         write_conversations)
 from transformers_twin import by_our_names
 
 STEPS, ROWS, RANKS = 10, 6, (1, 2, 3)  # many sizes are no multiples of the ranks: rows of weights lie unevenly
 LR = 1e-3
-# Twice the largest distances seen, with AVX2 and without vectors: 1.4e-6 and 1.2e-4 (relative), 1.0e-3 of the way that
-# a weight goes.
-LOSS_BAR, NORM_BAR, WEIGHT_BAR = 3e-6, 2.5e-4, 2e-3
+# Twice the largest distances seen, with AVX2 and without vectors: of losses and norms (relative), and of weights as a
+# part of the way that they go.
+BARS = 3e-6, 1.3e-4, 1e-3
+# Layers of the delta rule, and routers that are trained to balance: weights that differ by 5e-7 make losses that differ
+# by 7e-4, transformers' as ours.
+UNSTABLE, UNSTABLE_BARS = ("qwen3_next-1", "qwen3_5_moe_text-1"), (1.4e-4, 2.6e-2, 1.5e-2)
 # Gradients that are zero, or small sums of large terms: roundings give them their sign, and Adam steps of full length.
 # 3.8e-2 was seen.
 ROUNDED, ROUNDED_BAR = ("k_proj.bias", "A_log", "dt_bias", "in_proj_a.weight"), 0.1
-SEE = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+TOWERS = {"mistral3": "transformer", "gemma3-vl": "encoder"}
+SEE = (*QWEN, *TOWERS)
 TEXT = [name for name in test_models.CASES if "_vl" not in name]
 NAMES = [*TEXT, *test_families.NAMES, *SEE]
 # Other draws of these: with the first, weights that differ by 5e-7 make losses that differ by up to 2e-4, transformers'
@@ -55,7 +61,13 @@ CELLS = [pytest.param(name, ranks, id=f"{name}-{ranks}-ranks",
 
 def make_model(name, folder):
     if name in SEE:
-        return make_vision_model(folder, name)
+        if name in QWEN:
+            make_processors(folder)
+            make_vision_model(folder, name)
+        else:
+            {"mistral3": make_mistral3, "gemma3-vl": make_gemma3}[name](folder)
+        further = [asked("the cat"), said(LONG)], [ASKED, said(LONG)]
+        return write_conversations(folder, [*CONVERSATIONS, *further], folder / "conversations")
     cases = test_models if name in TEXT else test_families
     model = cases.write_model(folder, name, crc32(name.encode()) + SEEDS.get(name, 0))
     if family_of(name) == "gemma4_text":  # whose scores are not scaled down: Adam would make steps out of roundings
@@ -65,16 +77,19 @@ def make_model(name, folder):
         model.save_pretrained(folder)
 
 
-def make_data(folder):
-    """Rows that count up by 1, 2 or 3, and conversations: something to learn."""
+def units_of(name):
+    tower = TOWERS.get(name)
+    layers = f"['model.vision_tower.{tower}.layers.{{*}}', 'model.language_model.layers.{{*}}']"
+    return UNITS.replace("LAYERS", layers if tower else LAYERS[name in SEE])
+
+
+def make_rows(file):
+    """Rows that count up by 1, 2 or 3: something to learn."""
     generator = torch.Generator().manual_seed(1)
     start = torch.randint(0, test_families.VOCAB, (STEPS, ROWS, 1), generator=generator)
     stride = torch.randint(1, 4, (STEPS, ROWS, 1), generator=generator)
     tokens = (start + stride * torch.arange(test_families.LENGTH + 1)) % test_families.VOCAB
-    save_file({"tokens": tokens}, folder / "batches")
-    make_processors(folder)
-    further = [asked("the cat"), said(LONG)], [ASKED, said(LONG)]
-    write_conversations(folder, [*CONVERSATIONS, *further], folder / "conversations")
+    save_file({"tokens": tokens}, file)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +98,7 @@ def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("steps")
     cells = {(item.callspec.params["name"], item.callspec.params["ranks"]): None
              for item in request.session.items if item.module is request.module and hasattr(item, "callspec")}
-    make_data(folder)
+    make_rows(folder / "batches")
     common = dict(steps=STEPS, optimizer="adam", lr=LR, weight_decay=0.1, clip=1.0, param_dtype=None, reduce_dtype=None,
                   reshard=None)
     jobs = {"theirs": [], "ours": []}
@@ -91,9 +106,9 @@ def trained(request, tmp_path_factory):
         if not (folder / name).exists():
             make_model(name, folder / name)
         sides = {"theirs": dict(mesh=[1], wrapper="none", eager=True),
-                 "ours": dict(mesh=[ranks], fsdp2_config=UNITS.replace("LAYERS", LAYERS[name in SEE]))}
+                 "ours": dict(mesh=[ranks], fsdp2_config=units_of(name))}
         if name in SEE:
-            data = dict(conversations=str(folder / "conversations"), rows=ROWS)
+            data = dict(conversations=str(folder / name / "conversations"), rows=ROWS)
         else:  # a rank's routers balance its own tokens; a gradient's tiny values depend on where it is divided
             data = dict(batches=str(folder / "batches"))
             sides["theirs"]["micro_batches"] = ranks
@@ -115,8 +130,9 @@ def weights(results):
 @pytest.mark.parametrize("name, ranks", CELLS)
 def test_same_as_transformers(trained, name, ranks):
     model, theirs, ours = trained[name, ranks]
-    assert len(ours["loss"]) == STEPS and theirs["loss"].std() > 10 * LOSS_BAR * theirs["loss"].mean()
-    for key, bar in (("loss", LOSS_BAR), ("grad_norm", NORM_BAR)):
+    loss_bar, norm_bar, weight_bar = UNSTABLE_BARS if name in UNSTABLE else BARS
+    assert len(ours["loss"]) == STEPS and theirs["loss"].std() > 10 * loss_bar * theirs["loss"].mean()
+    for key, bar in (("loss", loss_bar), ("grad_norm", norm_bar)):
         distance = ((ours[key] - theirs[key]) / theirs[key]).abs()
         assert distance.max() <= bar, f"{key}: {distance.tolist()}"
     wanted = dict(by_our_names(weights(theirs).items(), AutoConfig.from_pretrained(model)))
@@ -124,9 +140,8 @@ def test_same_as_transformers(trained, name, ranks):
     assert sorted(got) == sorted(wanted)
     for key, want in wanted.items():
         drift = (got[key] - want).abs().mean() / (STEPS * LR)
-        assert drift <= (ROUNDED_BAR if key.endswith(ROUNDED) else WEIGHT_BAR), f"{key}: {drift:.1e} of its way"
+        assert drift <= (ROUNDED_BAR if key.endswith(ROUNDED) else weight_bar), f"{key}: {drift:.1e} of its way"
 
 
-def test_every_family_of_text_is_among_them():
-    text = {family for family, row in read_table().items() if row["pictures"] != "yes"}
-    assert text == FAMILIES.keys() - set(SEE)
+def test_every_family_is_among_them():
+    assert read_table().keys() == FAMILIES.keys()
