@@ -60,7 +60,7 @@ WHOLE = ("llama", "gemma3", "qwen3_moe", "deepseek_v3", "qwen3_next", "qwen3_vl_
 # seen, on AVX-512. Twice that is the bar.
 BARS = {"float32": 4e-6, "bfloat16": 2e-3, "float16": 5e-4}
 # In fp16 transformers rounds the delta rule's A_log, and keeps fp32 weights of a token's experts; ours do not.
-ROUNDED_OTHERWISE = {("qwen3_next", "float16"), ("minimax_m2", "float16")}
+ROUNDED_OTHERWISE = {("qwen3_next", "float16"), ("kimi_linear", "float16"), ("minimax_m2", "float16")}
 
 
 STATEFUL = ("qwen3_next", "lfm2", "nemotron_h", "kimi_linear")  # whole sequences on a rank
