@@ -45,7 +45,8 @@ def main():
     parser.add_argument("--train-iters", type=int, required=True)
     parser.add_argument("--bf16-params", action="store_true", help="bf16 compute, fp32 storage and reduction")
     parser.add_argument("--metrics-file", required=True)
-    parser.add_argument("--wrapper", choices=["fsdp2", "compiled", "fsdp1", "eager-experts", "eager-attention"], default="fsdp2")
+    parser.add_argument("--wrapper", default="fsdp2",
+                        choices=["fsdp2", "compiled", "fsdp1", "eager-experts", "eager-attention"])
     args = parser.parse_args()
 
     from transformers import AutoModelForCausalLM  # after parsing: --help is quick

@@ -18,6 +18,7 @@ NAMES = {"theirs": "PyTorch FSDP2", "compiled": "compiled PyTorch FSDP2", "fsdp1
          "ours": "megashard"}
 SHOWN = {  # measure: how a value is printed
     "tokens/s": lambda value: f"{value:.0f} tokens/s",
+    "processor time a step": lambda value: f"{value:.2f} s",
     "time to first step": lambda value: f"{value:.2f} s",
     "the same, behind another program": lambda value: f"{value:.2f} s",
     "host cost of a unit": lambda value: f"{value:.0f} µs",
@@ -110,7 +111,8 @@ def draw(folder):
     measured = medians(figures, ("training", "host", "bytes"))
     memory = ("resident memory", "tensors of a step")
     draw_bars(folder / "memory.svg", {measure: measured[measure] for measure in memory})
-    draw_bars(folder / "speed.svg", {measure: values for measure, values in measured.items() if measure not in memory})
+    others = (*memory, "processor time a step")
+    draw_bars(folder / "speed.svg", {measure: values for measure, values in measured.items() if measure not in others})
     (folder / "README.md").write_text(f"""# How these pictures were made
 
 <!-- not run: it takes minutes -->

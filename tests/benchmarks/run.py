@@ -8,10 +8,11 @@ Both sides run by turns on the same machine, data and weights, one thread a rank
 PyTorch, as its median with the smallest and largest of the repeats. Time and memory are taken from outside, by the
 same means for both: the clock when a step's line appears in the metrics file, and VmHWM of the largest process. Exits
 with 1 when a bar is missed. --hf-model replaces the 8 M model; a folder of config.json alone gets random weights, as
-those of networks/. MEGASHARD_BUILD names another build folder. --only steps leaves out the runs that time a first step.
---peers trains further ones: FSDP2 with compiled layers, FSDP1, transformers' eager attention or experts. --pictures also trains the curve of the losses and counts the
-bytes of a step, writes DIR/figures.json and draws (pictures.py). --against puts an older build of megashard (its
-folder) in PyTorch's place: nothing may be more than 3 % worse.
+those of networks/. MEGASHARD_BUILD names another build folder. --only steps leaves out the runs that time a first
+step. --peers trains further ones: FSDP2 with compiled layers, FSDP1, transformers' eager attention or experts.
+--pictures also trains the curve of the losses and counts the bytes of a step, writes DIR/figures.json and draws
+(pictures.py). --against puts an older build of megashard (its folder) in PyTorch's place: nothing may be more than 3 %
+worse. Processor time is that of all processes between the same steps; other programs disturb it less than the clock.
 """
 
 import argparse
@@ -32,10 +33,11 @@ import pictures  # noqa: E402
 from megashard import BUILD, INTEROP, fsdp2_reference, train_dump, write_documents  # noqa: E402
 
 RANKS, POLL_S, WARM_UP = 2, 0.005, 3
+PROCESSOR = "processor time a step"
 FIRST, FIRST_COLD = "time to first step", "the same, behind another program"
 # measure: (bar, whether more is better)
-BARS = {"tokens/s": (1.0, True), "resident memory": (0.6, False), FIRST: (0.1, False), FIRST_COLD: (0.5, False),
-        "host cost of a unit": (0.2, False), "clip + AdamW, 128 tensors": (0.2, False),
+BARS = {"tokens/s": (1.0, True), PROCESSOR: (1.0, False), "resident memory": (0.6, False), FIRST: (0.1, False),
+        FIRST_COLD: (0.5, False), "host cost of a unit": (0.2, False), "clip + AdamW, 128 tensors": (0.2, False),
         "tensors of a step": (1.0, False)}
 LARGER_FIRST = 0.3  # of a model of whose first step more is the step
 NOT_WORSE = {measure: (0.97 if more else 1.03, more) for measure, (_, more) in BARS.items()}  # --against
@@ -103,25 +105,40 @@ def peak_bytes(pid):
     return max(peaks)
 
 
+def processor_seconds(pid):
+    """Of the process and its descendants, on all cores."""
+    ticks = 0
+    for each in descendants(pid):
+        try:
+            fields = pathlib.Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def watch(command, metrics, log):
-    """Runs a command; returns the moments at which its steps ended, seconds after exec, and its peak memory."""
+    """Runs a command; returns the moments at which its steps ended, seconds after exec, the processor time until then,
+    and its peak memory."""
     metrics.unlink(missing_ok=True)
     with open(log, "w") as output:
         start = time.perf_counter()
         process = subprocess.Popen([str(word) for word in command], stdout=output, stderr=subprocess.STDOUT,
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
-        ends, memory, next_look = [], 0, 0.0
+        ends, processor, memory, next_look = [], [], 0, 0.0
         while process.poll() is None:
             now = time.perf_counter() - start
             lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-            ends += [now] * (lines - len(ends))
+            if lines > len(ends):
+                processor += [processor_seconds(process.pid)] * (lines - len(ends))
+                ends += [now] * (lines - len(ends))
             if now > next_look:
                 memory = max(memory, peak_bytes(process.pid))
                 next_look = now + 0.1
             time.sleep(POLL_S)
     if process.returncode != 0 or not ends:
         raise SystemExit(f"failed: {' '.join(map(str, command))}\n{pathlib.Path(log).read_text()[-3000:]}")
-    return ends, memory
+    return ends, processor, memory
 
 
 def training_commands(args, work, metrics, steps):
@@ -156,13 +173,14 @@ def measure_training(args, work):
     for _ in range(args.repeats):
         short = training_commands(args, work, metrics, 1)
         for side, command in training_commands(args, work, metrics, args.steps).items():
-            ends, memory = watch(command, metrics, work / f"{side}.log")
+            ends, processor, memory = watch(command, metrics, work / f"{side}.log")
             if side == "ours":
                 shares.append(statistics.mean(json.loads(line)["mfu"]
                                               for line in metrics.read_text().splitlines()[WARM_UP:]))
             steps = [b - a for a, b in zip(ends[WARM_UP:], ends[WARM_UP + 1:])]
             tokens = RANKS * args.seq_length
             figures.setdefault(side, []).append({"tokens/s": tokens * len(steps) / sum(steps),
+                                                 PROCESSOR: (processor[-1] - processor[WARM_UP]) / len(steps),
                                                  "resident memory": memory})
             if args.only != "steps":
                 first = [watch(short[side], metrics, work / f"{side}.log")[0][0] for _ in range(2)]
