@@ -260,9 +260,8 @@ void FSDP2Mixin::to_empty_if_needed(c10::Device device) {
 std::vector<NamedModule> FSDP2Mixin::select(const std::vector<std::string>& patterns, const std::string& key) {
   if (patterns.empty()) return {};
   const std::string name = key_in_file(request_.config, key);
-  const auto selection = request_.config.native_patterns
-                             ? select_modules_natively(module(), patterns, name)
-                             : select_modules(module(), patterns, name, request_.strictness, request_.sink);
+  const auto chosen = request_.config.native_patterns ? select_modules_natively : select_modules;
+  const auto selection = chosen(module(), patterns, name, request_.strictness, request_.sink);
   for (const auto& match : selection.matches) {
     if (request_.sink) request_.sink(Severity::kNotice, "FSDP2: " + name + ": " + describe_match(match));
   }

@@ -44,7 +44,10 @@ void take_no_gather(const YamlValue& entry, NativeFile&) {
   if (entry.boolean()) entry.fail("is not in this version: give num_to_forward_prefetch, which gathers ahead");
 }
 
-void take_no_hooks(const YamlValue& entry, NativeFile&) { entry.fail("names modules of MindSpeed's own; remove it"); }
+void take_hooks(const YamlValue& entry, NativeFile& file) {
+  read_patterns(entry);
+  no_effect(entry, "every unit is gathered when it runs, or ahead, by num_to_forward_prefetch", file);
+}
 
 const NativeReaders& parallel_readers() {
   static const NativeReaders table = {
@@ -82,7 +85,7 @@ const NativeReaders& fsdp_readers() {
        [](auto& entry, auto& file) { file.config.num_to_backward_prefetch = read_int(entry, 0); }},
       {"cpu_offload", [](auto& entry, auto& file) { file.config.offload_to_cpu = entry.boolean(); }},
       {"pregather", take_no_gather},
-      {"hook_modules", take_no_hooks},
+      {"hook_modules", take_hooks},
   };
   return table;
 }

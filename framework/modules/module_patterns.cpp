@@ -272,7 +272,7 @@ bool matches_native_pattern(std::string_view pattern, std::string_view path) {
 }
 
 ModuleSelection select_modules_natively(const torch::nn::Module& model, const std::vector<std::string>& patterns,
-                                        const std::string& key) {
+                                        const std::string& key, Strictness strictness, const DiagnosticSink& sink) {
   ModuleSelection selection;
   for (const auto& pattern : patterns) selection.matches.push_back({pattern, {}});
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
@@ -284,11 +284,12 @@ ModuleSelection select_modules_natively(const torch::nn::Module& model, const st
       selected = true;
     }
   }
+  const bool none = selection.modules.empty();
   for (const auto& match : selection.matches) {
-    if (match.paths.empty()) {
-      throw UsageError(key + ": \"" + match.pattern +
-                       "\" matches no module; the patterns of fsdp_plan must all match.");
-    }
+    if (!match.paths.empty()) continue;
+    const auto message = key + ": \"" + match.pattern + "\" matches no module; correct or remove it.";
+    if (none || strictness == Strictness::kStrict) throw UsageError(message);
+    sink(Severity::kWarning, message);
   }
   return selection;
 }
@@ -326,15 +327,12 @@ void check_patterns(const torch::nn::Module& model, const Fsdp2Config& config, S
   Mistakes mistakes;
   const auto quiet = [](Severity, const std::string&) {};
   const auto check = [&](const std::string& key, const std::vector<std::string>& patterns) {
-    for (const auto& pattern : patterns) {
-      mistakes.attempt([&] {
-        if (config.native_patterns) {
-          select_modules_natively(model, {pattern}, key_in_file(config, key));
-        } else {
-          select_modules(model, {pattern}, key, strictness, quiet);
-        }
-      });
+    if (config.native_patterns) {
+      mistakes.attempt([&] { select_modules_natively(model, patterns, key_in_file(config, key), strictness, quiet); });
+      return;
     }
+    for (const auto& pattern : patterns)
+      mistakes.attempt([&] { select_modules(model, {pattern}, key, strictness, quiet); });
   };
   visit_patterns(config, check);
   for (const auto& [pattern, dim] : config.shard_placement.dims) check("shard_placement", {pattern});

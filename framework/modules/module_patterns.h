@@ -32,10 +32,10 @@ struct ModuleSelection {
 /// text, ? one character.
 bool matches_native_pattern(std::string_view pattern, std::string_view path);
 
-/// Selects modules by native patterns, in the order of the model. A pattern without matches is an error, as in
-/// MindSpeed.
+/// Selects modules by native patterns, in the order of the model. A pattern without matches is reported to `sink`, or
+/// thrown if strict or if none of them matches, as in MindSpeed-MM.
 ModuleSelection select_modules_natively(const torch::nn::Module& model, const std::vector<std::string>& patterns,
-                                        const std::string& key);
+                                        const std::string& key, Strictness strictness, const DiagnosticSink& sink);
 
 /// Selects modules by path patterns of the FSDP2 file. A pattern is a dotted path below the model; its words may be {*}
 /// (every index) or {0-20,25} (inclusive ranges; sorted, without duplicates): model.layers.{*}.mlp.experts.{*}. A path

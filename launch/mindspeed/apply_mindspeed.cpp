@@ -102,10 +102,31 @@ void apply_length(const MindSpeedRun& run, Arguments& arguments, int64_t world_s
     arguments.lr_decay_iters = arguments.lr_warmup_iters + 1;  // beyond the end of the run
 }
 
-/// Weights come from a checkpoint or are initialised; model_name_or_path only describes the model.
-void apply_start(const MindSpeedRun& run, Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink) {
+/// training.load is a folder of Hugging Face weights.
+void apply_hf_weights(const MindSpeedRun& run, const Arguments& arguments, const DiagnosticSink& sink) {
+  if (*arguments.hf_model != run.load) {
+    sink(Severity::kNotice, "training.load " + run.load + " is not read: the weights are those of --hf-model");
+  } else if (!run.hf_folder.empty() && run.hf_folder != run.load) {
+    sink(Severity::kNotice, "the model is described by config.json of training.load, " + run.load +
+                                ", and not of model_name_or_path, " + run.hf_folder);
+  }
+  const bool weights_alone = arguments.no_save_optim && arguments.no_save_rng;
+  if (arguments.save && run.save_format == "auto" && weights_alone) {
+    sink(Severity::kWarning,
+         "training.save_format auto would save Hugging Face files in MindSpeed-MM, as training.load holds such; "
+         "checkpoints are PyTorch's here: give --save-hf DIR for Hugging Face files, or write dcp");
+  }
+}
+
+/// Weights come from training.load or are initialised; model_name_or_path only describes the model.
+void apply_start(const MindSpeedRun& run, Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink,
+                 Mistakes& mistakes) {
   const bool trains = parts.training && !arguments.skip_train;
-  const bool has_start = arguments.load || arguments.from_scratch || !trains;
+  const bool has_start = arguments.load || arguments.from_scratch || !trains || run.loads_hf;
+  if (run.loads_hf) apply_hf_weights(run, arguments, sink);
+  mistakes.require(run.load_format != "hf" || run.loads_hf || run.load.empty(),
+                   "training.load_format is hf, but " + run.load +
+                       " has no model.safetensors; write auto, or name a folder of Hugging Face weights.");
   if (!run.is_native || !arguments.init_model_with_meta_device || has_start) return;
   arguments.from_scratch = !run.model_by_flag;
   if (!arguments.from_scratch) return;
@@ -149,11 +170,15 @@ void check_sizes(const MindSpeedRun& run, const nlohmann::ordered_json& config, 
       {"text_decoder.ffn_hidden_size", "intermediate_size"},
       {"text_decoder.num_attention_heads", "num_attention_heads"},
       {"text_decoder.num_query_groups", "num_key_value_heads"},
+      {"text_decoder.num_moe_experts", "num_experts"},
+      {"text_decoder.moe_router_topk", "num_experts_per_tok"},
+      {"text_decoder.moe_ffn_hidden_size", "moe_intermediate_size"},
       {"image_encoder.vision_encoder.num_layers", "depth"},
       {"image_encoder.vision_encoder.hidden_size", "hidden_size"},
       {"image_encoder.vision_encoder.ffn_hidden_size", "intermediate_size"},
       {"image_encoder.vision_encoder.num_attention_heads", "num_heads"},
-      {"image_encoder.vision_encoder.patch_size", "patch_size"}};
+      {"image_encoder.vision_encoder.patch_size", "patch_size"},
+      {"image_encoder.vision_encoder.out_hidden_size", "out_hidden_size"}};
   const auto part = [&](const char* name) { return config.contains(name) ? config.at(name) : config; };
   for (const auto& [key, size] : run.sizes) {
     const auto name = key.starts_with("model.") ? key.substr(6) : key;
@@ -194,7 +219,7 @@ void apply_mindspeed(MindSpeedRun& run, Arguments& arguments, int64_t world_size
       overrides.insert(overrides.begin(), "*:wd_mult=1");
     }
   }
-  apply_start(run, arguments, parts, sink);
+  apply_start(run, arguments, parts, sink, mistakes);
   apply_files(arguments, sink);
   if (!run.unused.empty()) sink(Severity::kNotice, "MindSpeed-MM: not used here: " + c10::Join(", ", run.unused));
 }

@@ -61,7 +61,7 @@ constexpr const char* kPairs = "conversations are prepared as pairs of a questio
 constexpr const char* kNeat = "packed conversations do not see each other here; give neat_packing: true instead";
 constexpr const char* kWhole = "a set is prepared as a whole, before the run";
 
-const MindSpeedKey kData[] = {{"val_dataset_param", nullptr, "", "give a validation set by --valid-data-path"}};
+const MindSpeedKey kData[] = {{"val_dataset_param"}};  // read with val_interval alone, which is refused
 
 const MindSpeedKey kDataset[] = {
     {"dataset_type", nullptr, "huggingface", "only conversations (huggingface) are read"},
@@ -149,10 +149,10 @@ const MindSpeedKey kBasic[] = {
        if (!arguments.is_given("neat_packing")) arguments.neat_packing = value.boolean();
      }},
     {"streaming", nullptr, "false", kWhole},
-    {"preprocess_on_fly", nullptr, "false", kWhole},
     {"async_preprocess", nullptr, "false", kWhole},
     {"use_pmcc_data", nullptr, "false", "records are read by their columns"},
     {"tool_format", nullptr, "", "tools are prepared by the model's chat template alone (docs/data.md)"},
+    {"preprocess_on_fly"},  // the same samples
     {"async_preprocess_buffer_size"},
     {"enable_thinking"},  // only for templates that are refused
     {"overwrite_cache"},

@@ -158,9 +158,15 @@ std::string known_models() {
   return c10::Join(", ", ids);
 }
 
+/// A key of a map; undefined if absent.
+YAML::Node inside(const YAML::Node& map, const char* key) {
+  return map.IsDefined() && map.IsMap() ? map[key] : YAML::Node(YAML::NodeType::Undefined);
+}
+
 /// Refuses a section about an unsupported model, whose other keys are then meaningless.
 void check_model_id(const Section& model) {
-  const YAML::Node id = model.node["model_id"];
+  const YAML::Node own = model.node["model_id"];
+  const YAML::Node id = own.IsDefined() ? own : inside(inside(model.node, "text_decoder"), "model_id");
   const bool named = id.IsDefined() && id.IsScalar();
   if (named && find_mindspeed_model(id.Scalar()) != nullptr) return;
   const bool from_hf = model.node["init_from_hf_path"].IsDefined() || model.node["model_name_or_path"].IsDefined();
@@ -168,11 +174,6 @@ void check_model_id(const Section& model) {
   throw UsageError(yaml_place(model.file, named ? id : model.node) + "model" +
                    (named ? "_id " + id.Scalar() + " is" : ": the section describes") +
                    " no model that this program has; it has " + known_models() + ", and models of text by --hf-model.");
-}
-
-/// A key of a map; undefined if absent.
-YAML::Node inside(const YAML::Node& map, const char* key) {
-  return map.IsDefined() && map.IsMap() ? map[key] : YAML::Node(YAML::NodeType::Undefined);
 }
 
 bool is_on(const YAML::Node& node) {

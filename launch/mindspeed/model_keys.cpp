@@ -20,6 +20,7 @@ void take_id(const V& value, R& run, A&) {
 /// Reads init_from_hf_path of the legacy route, model_name_or_path of the native one.
 void take_folder(const V& value, R& run, A& arguments) {
   run.is_from_hf = true;
+  run.hf_folder = value.text();
   set_unless_given(kHfModel, value, arguments);
 }
 
@@ -71,6 +72,9 @@ const MindSpeedKey kModel[] = {
     {"init_from_hf_path", take_folder},
     {"model_name_or_path", take_folder},
     {"freeze", take_frozen},
+    {"freeze_vision_model", take_freeze<&R::freezes_encoder>},  // Megatron core's route
+    {"freeze_vision_projection", take_freeze<&R::freezes_projector>},
+    {"freeze_language_model", take_freeze<&R::freezes_decoder>},
     {"mtp_num_layers", take_predictions},
     {"text_encoder", nullptr, "", kSees},
     {"video_encoder", nullptr, "", kSees},
@@ -78,6 +82,11 @@ const MindSpeedKey kModel[] = {
     {"mtp_loss_scaling_factor", take_prediction_scale},
     {"trust_remote_code"},
     {"attn_implementation"},
+    {"gdn_implementation"},  // of the same delta rule and convolution
+    {"causal_conv1d_implementation"},
+    {"use_grouped_expert_matmul"},
+    {"skip_gdn_recompute"},  // affects memory only
+    {"skip_flash_attn_recompute"},
     {"img_context_token_id"},  // defined in config.json
     {"vision_start_token_id"},
     {"patch"},
@@ -90,6 +99,7 @@ const MindSpeedKey kEncoder[] = {
     {"ffn_hidden_size", take_size},
     {"num_attention_heads", take_size},
     {"patch_size", take_size},
+    {"out_hidden_size", take_size},
     {"temporal_patch_size"},
     {"pipeline_num_layers"},
 };
@@ -99,6 +109,7 @@ const MindSpeedKey kProjector[] = {
 };
 
 const MindSpeedKey kDecoder[] = {
+    {"model_id", take_id},
     {"freeze", take_freeze<&R::freezes_decoder>},
     {"activation_offload", take_offload},
     {"num_layers", take_size},
@@ -106,7 +117,11 @@ const MindSpeedKey kDecoder[] = {
     {"ffn_hidden_size", take_size},
     {"num_attention_heads", take_size},
     {"num_query_groups", take_size},
+    {"num_moe_experts", take_size},
+    {"moe_router_topk", take_size},
+    {"moe_ffn_hidden_size", take_size},
     {"pipeline_num_layers"},
+    {"recompute_num_layers"},  // affects memory only
 };
 
 const MindSpeedKey kLoss[] = {
@@ -136,6 +151,16 @@ const MindSpeedModel kModels[] = {
      {"model.visual.patch_embed", "model.visual.blocks", "model.visual.pos_embed"},
      {"model.visual.merger"},
      true},
+    {"qwen3_5",
+     "qwen3_5",
+     {"model.visual.patch_embed", "model.visual.blocks", "model.visual.pos_embed"},
+     {"model.visual.merger"},
+     false},
+    {"qwen3_5_moe",
+     "qwen3_5_moe",
+     {"model.visual.patch_embed", "model.visual.blocks", "model.visual.pos_embed"},
+     {"model.visual.merger"},
+     false},
 };
 
 }  // namespace

@@ -1,3 +1,6 @@
+#include <filesystem>
+
+#include "checkpoint/hugging_face/hf_weights.h"
 #include "framework/arguments/argument_table.h"
 #include "launch/mindspeed/mindspeed_keys.h"
 
@@ -5,6 +8,7 @@ namespace megashard {
 namespace mindspeed_training {  // unique names: files are compiled together
 namespace {
 
+namespace fs = std::filesystem;
 using V = YamlValue;
 using R = MindSpeedRun;
 using A = Arguments;
@@ -12,13 +16,14 @@ using A = Arguments;
 constexpr char kLr[] = "--lr", kMinLr[] = "--min-lr", kWarmupInit[] = "--lr-warmup-init", kDecay[] = "--weight-decay",
                kBeta1[] = "--adam-beta1", kBeta2[] = "--adam-beta2", kEps[] = "--adam-eps", kClip[] = "--clip-grad",
                kMicro[] = "--micro-batch-size", kStyle[] = "--lr-decay-style", kIters[] = "--train-iters",
-               kSeed[] = "--seed", kMeta[] = "--init-model-with-meta-device", kLoad[] = "--load", kSave[] = "--save",
-               kSaveInterval[] = "--save-interval", kLogInterval[] = "--log-interval", kAsync[] = "--async-save",
-               kNoLoadOptim[] = "--no-load-optim", kNoLoadRng[] = "--no-load-rng", kNoSaveOptim[] = "--no-save-optim",
-               kNoSaveRng[] = "--no-save-rng", kDeterministic[] = "--deterministic-mode", kLoraR[] = "--lora-r",
-               kLoraAlpha[] = "--lora-alpha", kLoraDropout[] = "--lora-dropout",
-               kLoraTargets[] = "--lora-target-modules", kMuonMomentum[] = "--muon-momentum",
-               kNsSteps[] = "--muon-num-ns-steps", kMuonScale[] = "--muon-extra-scale-factor";
+               kSeed[] = "--seed", kMeta[] = "--init-model-with-meta-device", kLoad[] = "--load",
+               kHfModel[] = "--hf-model", kSave[] = "--save", kSaveInterval[] = "--save-interval",
+               kLogInterval[] = "--log-interval", kAsync[] = "--async-save", kNoLoadOptim[] = "--no-load-optim",
+               kNoLoadRng[] = "--no-load-rng", kNoSaveOptim[] = "--no-save-optim", kNoSaveRng[] = "--no-save-rng",
+               kDeterministic[] = "--deterministic-mode", kLoraR[] = "--lora-r", kLoraAlpha[] = "--lora-alpha",
+               kLoraDropout[] = "--lora-dropout", kLoraTargets[] = "--lora-target-modules",
+               kMuonMomentum[] = "--muon-momentum", kNsSteps[] = "--muon-num-ns-steps",
+               kMuonScale[] = "--muon-extra-scale-factor";
 
 double share(const V& value) {
   const double ratio = value.number();
@@ -37,8 +42,25 @@ void take_optimizer(const V& value, R& run, A& arguments) {
   }
 }
 
-void take_load_format(const V& value, R&, A&) {
-  if (value.text() == "hf") value.fail("is hf; name the folder by model.model_name_or_path, and leave load out");
+/// A checkpoint, or a folder of Hugging Face weights, as MindSpeed-MM tells them apart.
+void take_load(const V& value, R& run, A& arguments) {
+  const fs::path folder = value.text();
+  if (arguments.is_given("load")) return;
+  run.load = folder;
+  run.loads_hf = fs::is_regular_file(folder / kHfWeightsFile) || fs::is_regular_file(folder / kHfIndexFile);
+  set_unless_given(run.loads_hf ? kHfModel : kLoad, value, arguments);
+}
+
+template <std::string R::*field>
+void take_format(const V& value, R& run, A&) {
+  const auto format = value.text();
+  if (format != "auto" && format != "dcp" && format != "hf") value.expected_one_of({"auto", "dcp", "hf"});
+  run.*field = format;
+}
+
+void take_save_format(const V& value, R& run, A& arguments) {
+  take_format<&R::save_format>(value, run, arguments);
+  if (run.save_format == "hf") value.fail("is hf; write dcp, and give --save-hf DIR for Hugging Face files");
 }
 
 template <std::vector<std::string> R::*field>
@@ -70,8 +92,8 @@ const MindSpeedKey kTraining[] = {
     {"train_epochs", [](const V& value, R& run, A&) { run.epochs = value.integer(1); }},
     {"seed", mindspeed_flag<kSeed>},
     {"init_model_with_meta_device", mindspeed_flag<kMeta>},
-    {"load", mindspeed_flag<kLoad>},
-    {"load_format", take_load_format},
+    {"load", take_load},
+    {"load_format", take_format<&R::load_format>},
     {"save", mindspeed_flag<kSave>},
     {"save_interval", mindspeed_flag<kSaveInterval>},
     {"save_async", mindspeed_flag<kAsync>},
@@ -81,7 +103,7 @@ const MindSpeedKey kTraining[] = {
     {"no_save_optim", mindspeed_flag<kNoSaveOptim>},
     {"no_save_rng", mindspeed_flag<kNoSaveRng>},
     {"use_deter_comp", mindspeed_flag<kDeterministic>},
-    {"save_format", nullptr, "auto,dcp", "checkpoints are PyTorch's; give --save-hf for Hugging Face files"},
+    {"save_format", take_save_format},
     {"save_ckpt_dtype", nullptr, "fp32", "checkpoints hold weights as they are"},
     {"val_interval", nullptr, "0", "an evaluation has --eval-iters batches; give it with --eval-interval"},
     {"no_decay_modules", nullptr, "", "give --param-group-overrides \"*norm*:wd_mult=0\""},

@@ -16,7 +16,7 @@ import sys
 
 import yaml
 
-OUR_MODELS = ("qwen2_5vl", "qwen3_vl", "qwen3_vl_moe")  # of MindSpeed-MM's
+OUR_MODELS = ("qwen2_5vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")  # of MindSpeed-MM's
 LONGEST_LINE = 120
 
 
@@ -108,7 +108,10 @@ def flags_of(words):
 
 
 def model_id(section):
-    return section.get("model_id") if isinstance(section, dict) else None
+    """The model's name, which Megatron core's route gives to the decoder."""
+    if not isinstance(section, dict):
+        return None
+    return section.get("model_id") or model_id(section.get("text_decoder"))
 
 
 def mindspeed_sections(data, model):

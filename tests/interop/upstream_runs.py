@@ -17,7 +17,7 @@ from upstream_models import VISION_FAMILIES, Workshop
 from upstream_titan import titan_run
 
 RANKS, STEPS, LENGTH = 2, 2, 128
-FAMILIES = {"qwen2_5vl": "qwen2_5_vl", "qwen3_vl": "qwen3_vl", "qwen3_vl_moe": "qwen3_vl_moe"}  # MindSpeed-MM's names
+FAMILIES = {"qwen2_5vl": "qwen2_5_vl"}  # where MindSpeed-MM has another name
 # ROLL's files name models of the hub, and one a folder of its authors.
 HUB = (("Qwen3.5-35B-A3B", "qwen3_5_moe"), ("Qwen3-30B-A3B", "qwen3_moe"), ("Qwen3-", "qwen3"),
        ("Qwen2.5-VL", "qwen2_5_vl"), ("Qwen2.5-", "qwen2"), ("/home/", "qwen2_5_vl"))
@@ -37,7 +37,7 @@ def is_here(entry):
     """True if this program supports the model's family."""
     if entry["kind"] == "roll":
         named = " ".join(str(entry["file"].get(key, "")) for key in ("pretrain", "student_pretrain"))
-        return next(family for mark, family in HUB if mark in named) != "qwen3_5_moe"
+        return any(mark in named for mark, _ in HUB)
     if entry["kind"] in ("flags", "yaml", "native"):
         return family_of(entry.get("model") or entry.get("file", {}).get("model")) in VISION_FAMILIES
     return True
@@ -94,7 +94,8 @@ def finish(words, folder):
 
 def family_of(model):
     """The family of a model section; the file's own name if it is not supported."""
-    name = (model or {}).get("model_id")
+    model = model or {}
+    name = model.get("model_id") or (model.get("text_decoder") or {}).get("model_id")
     return FAMILIES.get(name, name or "another")
 
 
@@ -127,7 +128,9 @@ def scaled_model(model, family, workshop):
         names = (("num_layers", "num_hidden_layers", "depth"), ("hidden_size", "hidden_size", "hidden_size"),
                  ("ffn_hidden_size", "intermediate_size", "intermediate_size"),
                  ("num_attention_heads", "num_attention_heads", "num_heads"), ("patch_size", "", "patch_size"),
-                 ("num_query_groups", "num_key_value_heads", ""))
+                 ("num_query_groups", "num_key_value_heads", ""), ("num_moe_experts", "num_experts", ""),
+                 ("moe_router_topk", "num_experts_per_tok", ""), ("moe_ffn_hidden_size", "moe_intermediate_size", ""),
+                 ("out_hidden_size", "", "out_hidden_size"))
         for ours, in_text, in_vision in names:
             for section, name, source in ((model["text_decoder"], in_text, text),
                                           (model["image_encoder"]["vision_encoder"], in_vision, vision)):
@@ -143,8 +146,11 @@ def scaled_arguments(arguments, family, folder, workshop):
              "save_interval": STEPS, "distributed_backend": "gloo", "seq_length": LENGTH,
              "fsdp2_config_path": str(folder / "fsdp2.yaml")}
     result = {key: small.get(key, value) for key, value in arguments.items()}
+    if "expert_model_parallel_size" in result:
+        result["expert_model_parallel_size"] = RANKS // result.get("tensor_model_parallel_size", 1)
     if "load" in result and family in VISION_FAMILIES:
-        result["load"] = str(workshop.checkpoint(family, result.get("ckpt_format", "torch_dcp")))
+        form = result.get("ckpt_format", "torch_dcp")  # Megatron core's route loads Hugging Face weights itself
+        result["load"] = str(workshop.model(family) if form == "torch" else workshop.checkpoint(family, form))
     return result
 
 
@@ -194,12 +200,14 @@ def mindspeed_yaml(entry, folder, workshop):
 
 
 def mindspeed_native(entry, folder, workshop):
-    file, _ = scaled_file(entry, folder, workshop)
+    starts_from_hf = entry["file"]["training"].get("load") == entry["file"]["model"].get("model_name_or_path")
+    file, family = scaled_file(entry, folder, workshop)
     training, parallel = file["training"], file.get("parallel") or {}
     training["train_iters"] = STEPS
-    for key in ("load", "save"):
-        if training.get(key):
-            training[key] = str(folder / key)
+    if training.get("save"):
+        training["save"] = str(folder / "save")
+    if training.get("load") and family in VISION_FAMILIES:
+        training["load"] = str(workshop.model(family) if starts_from_hf else workshop.checkpoint(family, "torch_dcp"))
     for key in ("expert_parallel_size", "ulysses_parallel_size", "ring_attention_size"):
         if isinstance(parallel.get(key), int):
             parallel[key] = min(RANKS, parallel[key])

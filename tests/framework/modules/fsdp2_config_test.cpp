@@ -268,8 +268,10 @@ recompute_plan:
               HasSubstr("fsdp_plan stands under parallel too; keep one."));
 
   CollectedDiagnostics told;
-  parse(std::string(plans) + "ep_plan: {apply_modules: [e], dispatcher: fused, apply_efsdp_modules: [e]}", told);
-  EXPECT_EQ(told.all.size(), 2u);
+  parse("fsdp_plan: {hook_modules: [a]}\nep_plan: {apply_modules: [e], dispatcher: fused, apply_efsdp_modules: [e]}",
+        told);
+  EXPECT_EQ(told.all.size(), 3u);
+  EXPECT_THAT(told.text(), HasSubstr("fsdp_plan.hook_modules has no effect: every unit is gathered when it runs"));
   EXPECT_THAT(told.text(), HasSubstr("ep_plan.dispatcher has no effect: rows go to their experts"));
   EXPECT_THAT(told.text(), HasSubstr("ep_plan.apply_efsdp_modules has no effect"));
 
@@ -280,7 +282,6 @@ recompute_plan:
       {"fsdp_plan: {}\nrecompute_plann: 3", ":2: unknown key \"recompute_plann\"; did you mean recompute_plan?"},
       {"fsdp_plan: {}\nzzz: 3", ":2: unknown key \"zzz\"; remove it: there are parallel, fsdp_plan, "},
       {"fsdp_plan: {pregather: true}", "pregather is not in this version"},
-      {"fsdp_plan: {hook_modules: [a]}", "hook_modules names modules of MindSpeed's own"},
       {"fsdp_plan: 3", "fsdp_plan takes a map"},
       {"recompute_plan: {use_reentrant: 3}", "recompute_plan.use_reentrant takes true or false"},
   };

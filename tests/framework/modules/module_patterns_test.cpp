@@ -269,18 +269,25 @@ TEST_F(ModulePatterns, TakeClassPathsWhereNoPathExists) {
 }
 
 TEST_F(ModulePatterns, OfTheNativeRoute) {
+  auto strictness = Strictness::kWarn;
   const auto natively = [&](const std::vector<std::string>& patterns) {
     std::vector<std::string> found;
-    for (const auto& each : select_modules_natively(*model, patterns, "fsdp_plan").modules) found.push_back(each.path);
+    for (const auto& each : select_modules_natively(*model, patterns, "fsdp_plan", strictness, told.sink()).modules)
+      found.push_back(each.path);
     return found;
   };
   EXPECT_THAT(natively({"model.layers.{1-2,4}"}), ElementsAre("model.layers.1", "model.layers.2", "model.layers.4"));
   EXPECT_THAT(natively({"*.norm", "lm_hea?", "model.layers.{*}.mlp"}), testing::SizeIs(6));
   EXPECT_THAT(natively({"*layers.{0}.*"}), ElementsAre("model.layers.0.attn", "model.layers.0.mlp"));
-  EXPECT_THAT(usage_error([&] {
-                natively({"lm_head", "model.layer.{*}"});
-              }),
-              HasSubstr("fsdp_plan: \"model.layer.{*}\" matches no module"));
+  EXPECT_EQ(told.text(), "");
+  EXPECT_THAT(natively({"lm_head", "mtp"}), ElementsAre("lm_head"));
+  EXPECT_THAT(told.text(), HasSubstr("fsdp_plan: \"mtp\" matches no module"));
+  const auto refused = [&](const std::vector<std::string>& patterns) {
+    return usage_error([&] { natively(patterns); });
+  };
+  EXPECT_THAT(refused({"model.layer.{*}"}), HasSubstr("fsdp_plan: \"model.layer.{*}\" matches no module"));
+  strictness = Strictness::kStrict;
+  EXPECT_THAT(refused({"lm_head", "mtp"}), HasSubstr("fsdp_plan: \"mtp\" matches no module"));
   EXPECT_TRUE(matches_native_pattern("a.{*}.b.{0-3}", "a.17.b.2"));
   EXPECT_FALSE(matches_native_pattern("a.{*}.b.{0-3}", "a.17.b.4"));
   EXPECT_FALSE(matches_native_pattern("a.{*}", "a.x"));

@@ -92,6 +92,15 @@ class MindSpeed : public testing::Test {
     return applied;
   }
 
+  static std::string refusal_when_applied(const std::vector<std::string>& words) {
+    auto line = parse(words);
+    Mistakes mistakes;
+    const auto quiet = [](Severity, const std::string&) {};
+    apply_mindspeed(
+        *line.mindspeed, line.arguments, 4, [] { return 100; }, quiet, mistakes);
+    return usage_error([&] { mistakes.throw_if_any(); });
+  }
+
   fs::path folder_;
 };
 
@@ -184,13 +193,50 @@ TEST_F(MindSpeed, TheNativeFileMeansTheSameBothWays) {
   EXPECT_THAT(told, Not(HasSubstr("are drawn")));
 }
 
+TEST_F(MindSpeed, LoadIsACheckpointOrHuggingFaceWeights) {
+  const std::string hf = folder_.string();
+  const auto file = [&](const std::string& training) {
+    return write("load.yaml", "model: {model_id: qwen3_5_moe, model_name_or_path: other}\n"
+                              "training: {init_model_with_meta_device: true, no_save_optim: true, no_save_rng: true, "
+                              "load: " +
+                                  hf + ", save: out" + training + "}\n");
+  };
+  EXPECT_EQ(apply({file(""), "--mock-data"}).line.arguments.load, hf) << "there are no weights in it";
+  EXPECT_THAT(refusal_when_applied({file(", load_format: hf"), "--mock-data"}),
+              HasSubstr("load_format is hf, but " + hf + " has no model.safetensors; write auto"));
+  write("model.safetensors", "");
+  const auto [line, told] = apply({file(""), "--mock-data"});
+  EXPECT_EQ(line.arguments.load, std::nullopt);
+  EXPECT_EQ(line.arguments.hf_model, hf);
+  EXPECT_FALSE(line.arguments.from_scratch);
+  EXPECT_THAT(told, HasSubstr("described by config.json of training.load, " + hf + ", and not of model_name_or_path"));
+  EXPECT_THAT(told, HasSubstr("save_format auto would save Hugging Face files in MindSpeed-MM"));
+  EXPECT_THAT(apply({file(", save_format: dcp"), "--mock-data"}).told, Not(HasSubstr("save_format")));
+  const auto flags = apply({file(""), "--mock-data", "--hf-model", "mine"});
+  EXPECT_EQ(flags.line.arguments.hf_model, "mine");
+  EXPECT_THAT(flags.told, HasSubstr("training.load " + hf + " is not read"));
+  EXPECT_EQ(apply({file(""), "--mock-data", "--load", "steps"}).line.arguments.load, "steps");
+}
+
+TEST_F(MindSpeed, MegatronCoresRouteNamesTheDecoder) {
+  const auto file = write("core.yaml", std::string("gpt_args: {seq_length: 8}\ndata:") + kData +
+                                           "model: {freeze_vision_model: true, freeze_vision_projection: true, "
+                                           "freeze_language_model: false, text_decoder: {model_id: qwen3_5_moe, "
+                                           "num_moe_experts: 8, moe_router_topk: 2, gdn_implementation: triton}}\n");
+  const auto [line, told] = apply({file});
+  EXPECT_EQ(line.mindspeed->model_id, "qwen3_5_moe");
+  EXPECT_EQ(line.mindspeed->sizes.at("model.text_decoder.num_moe_experts"), 8);
+  EXPECT_THAT(line.arguments.freeze_modules, ElementsAre("model.visual.patch_embed", "model.visual.blocks",
+                                                         "model.visual.pos_embed", "model.visual.merger"));
+}
+
 TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
   struct Row {
     const char *line, *other, *message;
   };
   const Row rows[] = {
       {"model_id: qwen3_vl_moe", "model_id: wan2_2",
-       ":5: model_id wan2_2 is no model that this program has; it has qwen2_5vl, qwen3_vl, qwen3_vl_moe"},
+       ":5: model_id wan2_2 is no model that this program has; it has qwen2_5vl, qwen3_vl, qwen3_vl_moe, qwen3_5, "},
       {"freeze: [model.visual]", "freez: [model.visual]", "unknown key \"model.freez\"; did you mean freeze?"},
       {"freeze: [model.visual]", "text_encoder: {a: 1}", "model.text_encoder is given, but no model of this program"},
       {"loss_type: default", "loss_type: per_sample_loss", "features.loss_cfg.loss_type is per_sample_loss; the loss"},
@@ -199,6 +245,8 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
       {"clip_grad: 0.0", "no_decay_params: [bias]", "training.no_decay_params is given, but give --param-group"},
       {"clip_grad: 0.0", "lr_scaling_plan: []\n  clip_grd: 1", "unknown key \"training.clip_grd\"; did you mean"},
       {"optimizer: adamw", "optimizer: adam", "one of adamw, adamw_swap, muon, got \"adam\"; did you mean adamw?"},
+      {"optimizer: adamw", "save_format: hf", "training.save_format is hf; write dcp, and give --save-hf DIR"},
+      {"optimizer: adamw", "load_format: hff", "training.load_format takes one of auto, dcp, hf, got \"hff\""},
       {"lr_warmup_ratio: 0.25", "lr_warmup_ratio: 2", "takes a number from 0 to 1, got \"2\""},
       {"enable: false", "enable: true, init_lora_weights: pissa", "init_lora_weights is pissa, but adapters begin"},
       {"template: qwen2vl", "template: llama3", "is llama3; conversations are prepared by the templates qwen2vl and"},
