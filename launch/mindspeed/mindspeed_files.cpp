@@ -199,6 +199,18 @@ void set_native_defaults(Arguments& arguments) {
   set("muon_extra_scale_factor", arguments.muon_extra_scale_factor, 0.2);
 }
 
+/// Without these keys a plan changes no layer.
+void check_float8_plan(const YAML::Node& plan, const std::string& file, Mistakes& mistakes) {
+  const YAML::Node recipe = inside(plan, "recipe_name");
+  if (!recipe.IsDefined() || recipe.IsNull()) return;
+  for (const char* key : {"apply_modules", "quant_converters"}) {
+    const YAML::Node list = inside(plan, key);
+    mistakes.require(list.IsDefined() && list.size() > 0, yaml_place(file, recipe) +
+                                                              "training.quantization_plan.recipe_name needs " + key +
+                                                              ", a list; give it, or remove the plan.");
+  }
+}
+
 void read_native(const std::string& file, const YAML::Node& root, MindSpeedRun& run, Arguments& arguments,
                  Mistakes& mistakes, KeyLog* log) {
   run.is_native = true;
@@ -207,6 +219,7 @@ void read_native(const std::string& file, const YAML::Node& root, MindSpeedRun& 
   if (!is_on(inside(inside(root["training"], "lora"), "enable"))) reader.leave("training.lora");
   reader.read("training", root["training"]);
   reader.read("features", root["features"]);
+  check_float8_plan(inside(root["training"], "quantization_plan"), file, mistakes);
   if (const YAML::Node tools = root["tools"]; tools.IsDefined()) {
     run.unused.emplace_back("tools");
     leave_key(log, {file, "tools", tools}, "nothing here reads it");

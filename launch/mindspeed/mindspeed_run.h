@@ -13,6 +13,7 @@
 #include "framework/mistakes.h"
 #include "framework/modules/fsdp2_config.h"
 #include "launch/mindspeed/preparation.h"
+#include "models/float8/float8_layers.h"
 
 namespace megashard {
 
@@ -36,6 +37,7 @@ struct MindSpeedRun {
   std::vector<std::string> recompute_modules, offload_modules;  ///< patterns
   bool recompute_reentrant = true;
   bool recomputes = true, offloads = true;  ///< whether those apply
+  Float8Modules float8;                     ///< quantization_plan
   int64_t gradient_accumulation_steps = 1;
   std::optional<int64_t> epochs;
   double warmup_ratio = 0, decay_ratio = 1;

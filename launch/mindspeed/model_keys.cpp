@@ -17,6 +17,12 @@ void take_id(const V& value, R& run, A&) {
   run.model_place = yaml_place(value.source, value.node) + value.key;
 }
 
+/// Megatron core's route names the model there; others its text alone.
+void take_decoder_id(const V& value, R& run, A& arguments) {
+  const auto name = value.text();
+  if (run.model_id.empty() && find_mindspeed_model(name) != nullptr) take_id(value, run, arguments);
+}
+
 /// Reads init_from_hf_path of the legacy route, model_name_or_path of the native one.
 void take_folder(const V& value, R& run, A& arguments) {
   run.is_from_hf = true;
@@ -109,7 +115,7 @@ const MindSpeedKey kProjector[] = {
 };
 
 const MindSpeedKey kDecoder[] = {
-    {"model_id", take_id},
+    {"model_id", take_decoder_id},
     {"freeze", take_freeze<&R::freezes_decoder>},
     {"activation_offload", take_offload},
     {"num_layers", take_size},

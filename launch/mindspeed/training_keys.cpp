@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <set>
 
 #include "checkpoint/hugging_face/hf_weights.h"
 #include "framework/arguments/argument_table.h"
@@ -17,13 +18,13 @@ constexpr char kLr[] = "--lr", kMinLr[] = "--min-lr", kWarmupInit[] = "--lr-warm
                kBeta1[] = "--adam-beta1", kBeta2[] = "--adam-beta2", kEps[] = "--adam-eps", kClip[] = "--clip-grad",
                kMicro[] = "--micro-batch-size", kStyle[] = "--lr-decay-style", kIters[] = "--train-iters",
                kSeed[] = "--seed", kMeta[] = "--init-model-with-meta-device", kLoad[] = "--load",
-               kHfModel[] = "--hf-model", kSave[] = "--save", kSaveInterval[] = "--save-interval",
-               kLogInterval[] = "--log-interval", kAsync[] = "--async-save", kNoLoadOptim[] = "--no-load-optim",
-               kNoLoadRng[] = "--no-load-rng", kNoSaveOptim[] = "--no-save-optim", kNoSaveRng[] = "--no-save-rng",
-               kDeterministic[] = "--deterministic-mode", kLoraR[] = "--lora-r", kLoraAlpha[] = "--lora-alpha",
-               kLoraDropout[] = "--lora-dropout", kLoraTargets[] = "--lora-target-modules",
-               kMuonMomentum[] = "--muon-momentum", kNsSteps[] = "--muon-num-ns-steps",
-               kMuonScale[] = "--muon-extra-scale-factor";
+               kHfModel[] = "--hf-model", kRecipe[] = "--fp8-recipe", kSave[] = "--save",
+               kSaveInterval[] = "--save-interval", kLogInterval[] = "--log-interval", kAsync[] = "--async-save",
+               kNoLoadOptim[] = "--no-load-optim", kNoLoadRng[] = "--no-load-rng", kNoSaveOptim[] = "--no-save-optim",
+               kNoSaveRng[] = "--no-save-rng", kDeterministic[] = "--deterministic-mode", kLoraR[] = "--lora-r",
+               kLoraAlpha[] = "--lora-alpha", kLoraDropout[] = "--lora-dropout",
+               kLoraTargets[] = "--lora-target-modules", kMuonMomentum[] = "--muon-momentum",
+               kNsSteps[] = "--muon-num-ns-steps", kMuonScale[] = "--muon-extra-scale-factor";
 
 double share(const V& value) {
   const double ratio = value.number();
@@ -67,6 +68,12 @@ template <std::vector<std::string> R::*field>
 void take_patterns(const V& value, R& run, A&) {
   const auto patterns = value.list("a list of modules, as in [model.layers.{*}]");
   (run.*field).insert((run.*field).end(), patterns.begin(), patterns.end());
+}
+
+template <std::vector<std::string> Float8Modules::*field>
+void take_float8(const V& value, R& run, A&) {
+  const auto patterns = value.list("a list of modules, as in [model.layers.{*}]");
+  (run.float8.*field).insert((run.float8.*field).end(), patterns.begin(), patterns.end());
 }
 
 const MindSpeedKey kTraining[] = {
@@ -123,13 +130,32 @@ const MindSpeedKey kTraining[] = {
     {"profile"},
 };
 
+void take_recipe(const V& value, R&, A& arguments) {
+  if (value.text() != "mxfp8") value.fail("is " + value.text() + "; write mxfp8, or remove the plan");
+  set_unless_given(kRecipe, value, arguments);
+  if (!arguments.is_given("fp8_format")) arguments.fp8_format = Fp8Format::kE4m3;
+}
+
+/// Experts compute in fp8 by a converter of their own.
+void take_converters(const V& value, R& run, A&) {
+  const std::set<std::string> known = {"quantize.linear.mx", "quantize.moe.mx"};
+  const auto names = value.list("a list of quantize.linear.mx and quantize.moe.mx");
+  const std::set<std::string> given(names.begin(), names.end());
+  for (const auto& name : given) {
+    if (!known.contains(name)) value.fail("has " + name + "; write quantize.linear.mx and quantize.moe.mx");
+  }
+  if (!given.contains("quantize.linear.mx")) value.fail("leaves linear layers out; write quantize.linear.mx, too");
+  if (!given.contains("quantize.moe.mx")) run.float8.ignored.emplace_back("*.experts");
+}
+
+/// Keys that apply if `recipe_name` is set.
 const MindSpeedKey kQuantisation[] = {
-    {"recipe_name", nullptr, "", "fp8 is for all linear layers here, by --fp8-format"},
-    {"apply_modules"},
-    {"ignored_modules"},
-    {"quant_converters"},
+    {"recipe_name", take_recipe},
+    {"apply_modules", take_float8<&Float8Modules::only>},
+    {"ignored_modules", take_float8<&Float8Modules::ignored>},
+    {"quant_converters", take_converters},
     {"extra_args"},
-    {"enable_fsdp_low_precision_all_gather"},
+    {"enable_fsdp_low_precision_all_gather"},  // weights are gathered as without fp8
     {"fsdp_low_precision_all_gather_mode"},
 };
 

@@ -133,7 +133,11 @@ RunPlan validate_run(CommandLine line, const RunParts& parts, const RendezvousOp
   for (const auto& [severity, message] : told) sink(severity, message);
   const bool trains = parts.training && !arguments.skip_train;
   const auto devices = line.worker ? line.worker->device_mapping : std::vector<int64_t>();
-  return {.arguments = std::move(arguments), .sharding = std::move(plan), .trains = trains, .device_mapping = devices};
+  return {.arguments = std::move(arguments),
+          .sharding = std::move(plan),
+          .float8_modules = line.mindspeed ? line.mindspeed->float8 : Float8Modules{},
+          .trains = trains,
+          .device_mapping = devices};
 }
 
 RunPlan plan_run(CommandLine line, const RunParts& parts, const RendezvousOptions& ranks, const DiagnosticSink& sink) {

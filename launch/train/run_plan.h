@@ -11,6 +11,7 @@
 #include "framework/diagnostics.h"
 #include "framework/modules/fsdp2_config.h"
 #include "launch/arguments/command_line.h"
+#include "models/float8/float8_layers.h"
 #include "parallel/collectives/rendezvous.h"
 
 namespace megashard {
@@ -27,6 +28,7 @@ struct ShardingPlan {
 struct RunPlan {
   Arguments arguments;
   ShardingPlan sharding;
+  Float8Modules float8_modules{};         ///< with --fp8-format
   std::optional<HfConfig> hf_config{};    ///< --hf-model's config.json
   bool trains = true;                     ///< has optimizer steps
   std::vector<int64_t> device_mapping{};  ///< of ROLL's worker: the GPU of each rank; empty: by the launcher

@@ -270,7 +270,8 @@ BuiltModel build_model(const RunPlan& plan, bool initialises) {
       use_float8(
           *model,
           {.recipe = arguments.fp8_recipe == Fp8Recipe::kMxfp8 ? Float8Recipe::kMxfp8 : Float8Recipe::kTensorwise,
-           .gradient_format = arguments.fp8_format == Fp8Format::kHybrid ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn});
+           .gradient_format = arguments.fp8_format == Fp8Format::kHybrid ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn},
+          plan.float8_modules);
     }
     if (arguments.lora_r) {
       add_lora(*model, {.rank = *arguments.lora_r,

@@ -16,7 +16,7 @@ import sys
 
 import yaml
 
-OUR_MODELS = ("qwen2_5vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")  # of MindSpeed-MM's
+OUR_MODELS = ("qwen2_5vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "mistral3")  # of MindSpeed-MM's
 LONGEST_LINE = 120
 
 

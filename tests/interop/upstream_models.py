@@ -7,12 +7,20 @@ import numpy
 import torch
 
 import megashard
-from tiny_vision import make_processors, make_vision_model, write_conversations, asked, said
+from tiny_vision import CLASSES, make_processors, make_vision_model, write_conversations, asked, said
 
 TEXT_SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
                   num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.1, bos_token_id=1,
                   eos_token_id=2, head_dim=8)
-VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+
+
+def make_qwen(folder, family):
+    make_processors(folder)
+    make_vision_model(folder, family, width=32)  # which mxfp8 takes
+
+
+# Families with pictures: what makes a model with its processors in a folder.
+VISION_FAMILIES = {family: functools.partial(make_qwen, family=family) for family in CLASSES}
 
 
 class Workshop:
@@ -35,8 +43,7 @@ class Workshop:
                 "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                               dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16))}
         if family in VISION_FAMILIES:
-            make_processors(folder)
-            make_vision_model(folder, family)
+            VISION_FAMILIES[family](folder)
         elif family in text:
             config, model, more = text[family]
             config = getattr(transformers, config)(**{**TEXT_SIZES, **more}, tie_word_embeddings=False)

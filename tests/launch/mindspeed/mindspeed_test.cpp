@@ -218,6 +218,17 @@ TEST_F(MindSpeed, LoadIsACheckpointOrHuggingFaceWeights) {
   EXPECT_EQ(apply({file(""), "--mock-data", "--load", "steps"}).line.arguments.load, "steps");
 }
 
+TEST_F(MindSpeed, AQuantisationPlanIsFp8OfItsModules) {
+  const auto file = write("fp8.yaml", "model: {model_name_or_path: hf}\ntraining:\n  quantization_plan:\n    "
+                                      "recipe_name: mxfp8\n    apply_modules: [\"model.layers.{*}\"]\n    "
+                                      "ignored_modules: [\"*gate\"]\n    quant_converters: [quantize.linear.mx]\n");
+  const auto [line, told] = apply({file, "--mock-data"});
+  EXPECT_EQ(line.arguments.fp8_format, Fp8Format::kE4m3);
+  EXPECT_EQ(line.arguments.fp8_recipe, Fp8Recipe::kMxfp8);
+  EXPECT_THAT(line.mindspeed->float8.only, ElementsAre("model.layers.{*}"));
+  EXPECT_THAT(line.mindspeed->float8.ignored, ElementsAre("*gate", "*.experts")) << "there is no quantize.moe.mx";
+}
+
 TEST_F(MindSpeed, MegatronCoresRouteNamesTheDecoder) {
   const auto file = write("core.yaml", std::string("gpt_args: {seq_length: 8}\ndata:") + kData +
                                            "model: {freeze_vision_model: true, freeze_vision_projection: true, "
@@ -225,6 +236,9 @@ TEST_F(MindSpeed, MegatronCoresRouteNamesTheDecoder) {
                                            "num_moe_experts: 8, moe_router_topk: 2, gdn_implementation: triton}}\n");
   const auto [line, told] = apply({file});
   EXPECT_EQ(line.mindspeed->model_id, "qwen3_5_moe");
+  const auto legacy = write("legacy.json", "{\"model_id\": \"qwen2_5vl\", \"text_decoder\": {\"model_id\": "
+                                           "\"qwen3_vl\"}}");
+  EXPECT_EQ(parse({"--mm-model", legacy}).mindspeed->model_id, "qwen2_5vl");
   EXPECT_EQ(line.mindspeed->sizes.at("model.text_decoder.num_moe_experts"), 8);
   EXPECT_THAT(line.arguments.freeze_modules, ElementsAre("model.visual.patch_embed", "model.visual.blocks",
                                                          "model.visual.pos_embed", "model.visual.merger"));
@@ -240,8 +254,11 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
       {"freeze: [model.visual]", "freez: [model.visual]", "unknown key \"model.freez\"; did you mean freeze?"},
       {"freeze: [model.visual]", "text_encoder: {a: 1}", "model.text_encoder is given, but no model of this program"},
       {"loss_type: default", "loss_type: per_sample_loss", "features.loss_cfg.loss_type is per_sample_loss; the loss"},
+      {"clip_grad: 0.0", "quantization_plan: {recipe_name: mxfp8-32x32}",
+       "training.quantization_plan.recipe_name is mxfp8-32x32; write mxfp8, or remove the plan"},
       {"clip_grad: 0.0", "quantization_plan: {recipe_name: mxfp8}",
-       "training.quantization_plan.recipe_name is mxfp8, but fp8 is for all linear layers here, by --fp8-format"},
+       "training.quantization_plan.recipe_name needs apply_modules, a list; give it, or remove the plan"},
+      {"clip_grad: 0.0", "quantization_plan: {quant_converters: [quantize.moe.mx]}", "leaves linear layers out; write"},
       {"clip_grad: 0.0", "no_decay_params: [bias]", "training.no_decay_params is given, but give --param-group"},
       {"clip_grad: 0.0", "lr_scaling_plan: []\n  clip_grd: 1", "unknown key \"training.clip_grd\"; did you mean"},
       {"optimizer: adamw", "optimizer: adam", "one of adamw, adamw_swap, muon, got \"adam\"; did you mean adamw?"},
