@@ -232,6 +232,9 @@ class Selector {
   bool complained_ = false;
 };
 
+// With it the model's inner module has parts of several kinds, which transformers' classes have as attributes, too.
+constexpr const char* kTextPart = "language_model";
+
 /// Calls f(key, patterns) for every pattern list of the file.
 template <class Config, class F>
 void visit_patterns(Config& config, F f) {
@@ -301,9 +304,13 @@ ModuleSelection select_modules(const torch::nn::Module& model, const std::vector
   return std::move(selector).result();
 }
 
-void translate_patterns(const torch::nn::Module& model, const OtherPaths& paths, Fsdp2Config& config,
+void translate_patterns(const torch::nn::Module& model, OtherPaths paths, Fsdp2Config& config,
                         const DiagnosticSink& sink) {
   const auto children = model.named_children();
+  const auto* inner = children.find("model");
+  if (inner != nullptr && !config.native_patterns && (*inner)->named_children().contains(kTextPart)) {
+    for (const auto& part : (*inner)->named_children()) paths.emplace_back(part.key(), "model." + part.key());
+  }
   const auto translate = [&](const std::string& key, std::string& pattern) {
     if (children.contains(pattern.substr(0, pattern.find('.')))) return;
     for (const auto& [theirs, ours] : paths) {

@@ -48,9 +48,10 @@ ModuleSelection select_modules(const torch::nn::Module& model, const std::vector
 /// (path in another layout, path here)
 using OtherPaths = std::vector<std::pair<std::string, std::string>>;
 
-/// Translates patterns of the file that begin with one of the other paths; the first match is used. Patterns whose
-/// first word is a child of the model are unchanged. Reported to `sink`.
-void translate_patterns(const torch::nn::Module& model, const OtherPaths& paths, Fsdp2Config& config,
+/// Translates patterns of the file that begin with one of the other paths, or with a part of a vision-language model
+/// (language_model for model.language_model); the first match is used. Patterns whose first word is a child of the
+/// model are unchanged. Reported to `sink`.
+void translate_patterns(const torch::nn::Module& model, OtherPaths paths, Fsdp2Config& config,
                         const DiagnosticSink& sink);
 
 /// Throws UsageErrors with all errors of select_modules for the patterns of all keys.

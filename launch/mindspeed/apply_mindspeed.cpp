@@ -48,15 +48,16 @@ void apply_data(MindSpeedRun& run, Arguments& arguments, const RunParts& parts, 
     if (!arguments.seq_length) arguments.seq_length = run.data->cutoff_length;
     return;
   }
-  const bool own = arguments.is_given("data_path") || arguments.is_given("train_data_path") || arguments.mock_data;
-  if (own) {
+  if (has_own_data(arguments)) {
     sink(Severity::kNotice, run.data->place + " is not read: the data are given by a flag");
     return;
   }
   if (!run.data->cutoff_length) run.data->cutoff_length = arguments.seq_length;
   if (!arguments.seq_length) arguments.seq_length = run.data->cutoff_length;
-  mistakes.attempt([&] { require_prepared(*run.data); });
+  if (run.data->inputs.empty()) return;  // the reader reports this error and the next
   arguments.data_path = {run.data->prefix()};
+  if (!is_turn_template(run.data->turn_template)) return;
+  mistakes.attempt([&] { require_prepared(*run.data); });
   if (run.validation && !run.validation->inputs.empty()) {
     Preparation validation = *run.data;
     validation.inputs = run.validation->inputs;

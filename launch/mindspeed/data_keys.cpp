@@ -39,12 +39,11 @@ void take_column(const V& value, R& run, A&) {
 }
 
 void take_template(const V& value, R& run, A&) {
-  const auto name = value.text();
-  if (name != "qwen2vl" && name != "qwen3_vl_nothink")
+  const auto name = prepared(run).turn_template = value.text();
+  if (!is_turn_template(name))
     value.fail("is " + name +
                "; conversations are prepared by the templates qwen2vl and qwen3_vl_nothink here. For "
                "another one prepare them by the model's chat template (docs/data.md) and give --data-path");
-  prepared(run).turn_template = name;
 }
 
 void take_shuffle(const V& value, R&, A& arguments) {
@@ -189,6 +188,8 @@ const MindSpeedSection kSections[] = {
 
 }  // namespace
 }  // namespace mindspeed_data
+
+bool is_turn_template(const std::string& name) { return name == "qwen2vl" || name == "qwen3_vl_nothink"; }
 
 std::span<const MindSpeedSection> mindspeed_data_sections() { return mindspeed_data::kSections; }
 

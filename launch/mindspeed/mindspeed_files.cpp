@@ -229,7 +229,9 @@ void read_native(const std::string& file, const YAML::Node& root, MindSpeedRun& 
   if (arguments.save && !arguments.save_interval) arguments.save_interval = 1;
 }
 
-void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, Mistakes& mistakes, KeyLog* log) {
+void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, Mistakes& found, KeyLog* log) {
+  Mistakes unheeded;  // the remedy of some is --data-path
+  Mistakes& mistakes = has_own_data(arguments) ? unheeded : found;
   run.prepares_data = true;
   run.data.emplace();
   run.data->place = section.file + ": " + (section.is_file ? "" : "data.") + "dataset_param";
@@ -240,11 +242,15 @@ void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, 
   mistakes.require(!run.data->inputs.empty(), run.data->place + ".basic_parameters.dataset is missing; name the file.");
   mistakes.require(!run.data->model.empty(), run.data->place + ".preprocess_parameters.model_name_or_path is missing; "
                                                                "name the model's folder.");
-  mistakes.require(!run.data->turn_template.empty() || arguments.is_given("data_path"),
+  mistakes.require(!run.data->turn_template.empty(),
                    run.data->place + ".basic_parameters.template is missing; give qwen2vl or qwen3_vl_nothink.");
 }
 
 }  // namespace
+
+bool has_own_data(const Arguments& arguments) {
+  return arguments.is_given("data_path") || arguments.is_given("train_data_path") || arguments.mock_data;
+}
 
 bool is_native_configuration(const std::string& path) { return is_native(root_of(path)); }
 
@@ -275,7 +281,8 @@ std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& con
         .read("model", model.node);
   }
   if (data.node.IsDefined()) read_data(data, run, arguments, mistakes, log);
-  if (run.data && !arguments.hf_model) arguments.hf_model = run.data->model;  // MindSpeed-MM converts these weights
+  if (run.data && !run.data->model.empty() && !arguments.hf_model)
+    arguments.hf_model = run.data->model;  // MindSpeed-MM converts these weights
   const bool any = run.is_native || data.node.IsDefined() || model.node.IsDefined() || arguments.mm_tool;
   return any ? std::optional(std::move(run)) : std::nullopt;
 }

@@ -33,6 +33,9 @@ std::span<const MindSpeedSection> mindspeed_model_sections();     ///< below mod
 std::span<const MindSpeedSection> mindspeed_training_sections();  ///< training and features of the native route
 std::span<const MindSpeedKey> mindspeed_loss_keys();              ///< of loss_cfg, in model or features
 
+/// Templates by which launch/preprocess prepares conversations turn by turn.
+bool is_turn_template(const std::string& name);
+
 /// Sets a flag that the user did not give.
 void set_unless_given(const char* flag, const YamlValue& value, Arguments& arguments);
 template <const char* flag>

@@ -49,6 +49,9 @@ struct MindSpeedRun {
 std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& config, Arguments& arguments,
                                            Mistakes& mistakes, KeyLog* log = nullptr);
 
+/// True if a flag names the data, so that the data section has no part in the run.
+bool has_own_data(const Arguments& arguments);
+
 /// True for a file of the native route, which has sections of training and parallelism at the top level.
 bool is_native_configuration(const std::string& path);
 

@@ -94,6 +94,7 @@ const MindSpeedKey kModel[] = {
     {"skip_gdn_recompute"},  // affects memory only
     {"skip_flash_attn_recompute"},
     {"img_context_token_id"},  // defined in config.json
+    {"image_token_index"},
     {"vision_start_token_id"},
     {"patch"},
 };
@@ -141,6 +142,8 @@ const MindSpeedSection kSections[] = {
     {"model.image_encoder", {}},
     {"model.image_encoder.vision_encoder", kEncoder, UnknownKey::kErrorIfMisspelt},
     {"model.image_encoder.vision_projector", kProjector, UnknownKey::kErrorIfMisspelt},
+    {"model.vision_encoder", kEncoder, UnknownKey::kErrorIfMisspelt},  // of Mistral 3
+    {"model.vision_projector", kProjector, UnknownKey::kErrorIfMisspelt},
     {"model.text_decoder", kDecoder, UnknownKey::kErrorIfMisspelt},
     {"model.loss_cfg", kLoss},
 };
@@ -167,6 +170,7 @@ const MindSpeedModel kModels[] = {
      {"model.visual.patch_embed", "model.visual.blocks", "model.visual.pos_embed"},
      {"model.visual.merger"},
      false},
+    {"mistral3", "mistral3", {"model.vision_tower"}, {"model.multi_modal_projector"}, false},
 };
 
 }  // namespace

@@ -7,7 +7,7 @@ import numpy
 import torch
 
 import megashard
-from tiny_vision import CLASSES, make_processors, make_vision_model, write_conversations, asked, said
+from tiny_vision import CLASSES, make_mistral3, make_processors, make_vision_model, write_conversations, asked, said
 
 TEXT_SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
                   num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.1, bos_token_id=1,
@@ -21,6 +21,7 @@ def make_qwen(folder, family):
 
 # Families with pictures: what makes a model with its processors in a folder.
 VISION_FAMILIES = {family: functools.partial(make_qwen, family=family) for family in CLASSES}
+VISION_FAMILIES |= {"mistral3": make_mistral3}
 
 
 class Workshop:

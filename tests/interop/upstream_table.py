@@ -45,7 +45,7 @@ OTHERS = {"vace": DRAWS, "wan2.1": DRAWS, "wan2.2": DRAWS, "hunyuanvideo": DRAWS
           "bagel": "draws pictures by diffusion; there are no diffusion models",
           "cosyvoice3_lm": SPEAKS, "moss_tts_delay": SPEAKS, "qwen3_tts": SPEAKS, "funasr": HEARS, "qwen3_asr": HEARS,
           "qwen3_omni_moe": HEARS, "mimo_v25": HEARS,
-          "glm4v_moe": SEES, "internvl": SEES, "kimi_k25": SEES, "kimi_k3": SEES, "mistral3": SEES, "step3_vl": SEES}
+          "glm4v_moe": SEES, "internvl": SEES, "kimi_k25": SEES, "kimi_k3": SEES, "step3_vl": SEES}
 
 
 def wrapped(text):

@@ -293,6 +293,24 @@ TEST_F(ModulePatterns, OfTheNativeRoute) {
   EXPECT_FALSE(matches_native_pattern("a.{*}", "a.x"));
 }
 
+TEST_F(ModulePatterns, PartsOfAVisionLanguageModelNeedNoPrefix) {
+  Fsdp2Config config;
+  config.sub_modules_to_wrap = {"vision_tower.layers.{*}", "layers.{*}", "lm_head"};
+  translate_patterns(*model, {}, config, told.sink());
+  EXPECT_EQ(config.sub_modules_to_wrap->front(), "vision_tower.layers.{*}") << "it is a model of text";
+  auto inner = std::static_pointer_cast<Node>(model->named_children()["model"]);
+  inner->child("language_model");
+  inner->child("vision_tower");
+  const auto unchanged = config;
+  translate_patterns(*model, {}, config, told.sink());
+  EXPECT_THAT(*config.sub_modules_to_wrap, ElementsAre("model.vision_tower.layers.{*}", "model.layers.{*}", "lm_head"));
+  EXPECT_THAT(told.text(), HasSubstr("vision_tower.layers.{*} is model.vision_tower.layers.{*} in this model"));
+  auto native = unchanged;
+  native.native_patterns = true;
+  translate_patterns(*model, {}, native, told.sink());
+  EXPECT_EQ(native.sub_modules_to_wrap, unchanged.sub_modules_to_wrap);
+}
+
 TEST(DescribeMatch, SaysWhatMatched) {
   EXPECT_EQ(describe_match({"a.{*}", {"a.0", "a.1", "a.2"}}), "a.{*} -> 3 modules (a.0 .. a.2)");
   EXPECT_EQ(describe_match({"b", {"b"}}), "b -> 1 module (b)");

@@ -244,6 +244,20 @@ TEST_F(MindSpeed, MegatronCoresRouteNamesTheDecoder) {
                                                          "model.visual.pos_embed", "model.visual.merger"));
 }
 
+TEST_F(MindSpeed, Mistral3HasItsPartsBesideEachOther) {
+  const auto data = write("data.json", "{\"dataset_param\": {\"basic_parameters\": {\"template\": \"mistral\"}}}");
+  const auto model = write("model.json", "{\"model_id\": \"mistral3\", \"init_from_hf_path\": \"hf\", "
+                                         "\"image_token_index\": 10, \"text_decoder\": {\"model_id\": \"mistral\", "
+                                         "\"freeze\": false}, \"vision_encoder\": {\"freeze\": true}, "
+                                         "\"vision_projector\": {\"freeze\": true}}");
+  EXPECT_THAT(refusal({"--mm-data", data, "--mm-model", model}), HasSubstr("template is mistral; conversations are"));
+  const auto own = apply({"--mm-data", data, "--mm-model", model, "--data-path", "mine"});
+  EXPECT_EQ(own.line.mindspeed->model_id, "mistral3");
+  EXPECT_THAT(own.line.arguments.freeze_modules, ElementsAre("model.vision_tower", "model.multi_modal_projector"));
+  EXPECT_THAT(own.line.arguments.data_path, ElementsAre("mine"));
+  EXPECT_THAT(own.told, HasSubstr("is not read: the data are given by a flag"));
+}
+
 TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
   struct Row {
     const char *line, *other, *message;
