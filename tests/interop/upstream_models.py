@@ -16,7 +16,7 @@ TEXT_SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidde
 
 def make_qwen(folder, family):
     make_processors(folder)
-    make_vision_model(folder, family, width=32)  # which mxfp8 takes
+    make_vision_model(folder, family, width=32 if family.endswith("_moe") else 16)  # experts that mxfp8 takes
 
 
 # Families with pictures: what makes a model with its processors in a folder.
