@@ -107,7 +107,7 @@ training:
     keys = keys_of_the_file(text, file)
     assert keys["training.lr"] == (4, "--lr 1e-05")
     assert keys["training.adam_fused"] == (5, "ignored: nothing here reads it")
-    assert keys["training.save_format"][1].startswith("refused: training.save_format is hf, but checkpoints are")
+    assert keys["training.save_format"][1].startswith("refused: training.save_format is hf; write dcp, and give")
     keys = keys_of_the_file(text, folder / "data.json")
     assert keys["dataset_param.preprocess_parameters.image_max_pixels"] == (2, "1024")
 
