@@ -11,6 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 WORDS = ["<unk>", *MARKS, "user", "assistant", "the", "cat", "sat", "on", "mat", "<", ">", ".", "seconds",
          *"0123456789"]
+CLASSES = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe", "qwen3_5": "Qwen3_5",
+           "qwen3_5_moe": "Qwen3_5Moe"}  # of transformers
 IMAGE, VIDEO = WORDS.index("<|image_pad|>"), WORDS.index("<|video_pad|>")
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% "
             "else %}"
@@ -103,12 +105,13 @@ def make_videos(folder, family):
     return processor
 
 
-def make_vision_model(folder, family="qwen2_5_vl"):
-    """Saves a model of a family that sees for that vocabulary to the folder."""
+def make_vision_model(folder, family="qwen2_5_vl", width=16):
+    """Saves a model of a family that sees (of CLASSES) for that vocabulary to the folder."""
     import transformers
 
-    text = dict(SMALL_TEXT, rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1]))
-    vision = dict(depth=2, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=4, out_hidden_size=16,
+    text = dict(SMALL_TEXT, hidden_size=width,
+                rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1]))
+    vision = dict(depth=2, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=4, out_hidden_size=width,
                   initializer_range=0.1)
     if family == "qwen2_5_vl":
         vision |= dict(window_size=16, fullatt_block_indexes=[1])
@@ -120,11 +123,10 @@ def make_vision_model(folder, family="qwen2_5_vl"):
         text |= dict(head_dim=32, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
                      linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=4)
     if family.endswith("_moe"):
-        text |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+        text |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=width)
     if family == "qwen3_5_moe":
         text |= dict(shared_expert_intermediate_size=12)
-    kind = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe", "qwen3_5": "Qwen3_5",
-            "qwen3_5_moe": "Qwen3_5Moe"}[family]
+    kind = CLASSES[family]
     config = getattr(transformers, f"{kind}Config")(image_token_id=IMAGE, video_token_id=VIDEO, text_config=text,
                                                     vision_config=vision, tie_word_embeddings=False)
     torch.manual_seed(0)
