@@ -25,7 +25,8 @@ struct SmallModel : torch::nn::Module {
       owner.register_module(name, std::make_shared<Linear>(Linear::Options{.in = 32, .out = 64}));
       return;
     }
-    const auto* found = owner.named_children().find(name);
+    const auto children = owner.named_children();
+    const auto* found = children.find(name);
     const auto child = found != nullptr ? *found : owner.register_module(name, std::make_shared<torch::nn::Module>());
     add(*child, path.substr(dot + 1));
   }
