@@ -176,4 +176,31 @@ void PictureEncoder::prepare(Batch& input) const {
   input.plan = plan;
 }
 
+namespace {
+
+class ProjectedTowerSpec final : public EncoderSpec {
+ public:
+  ProjectedTowerSpec(VisionLanguageConfig config, std::string layers,
+                     std::function<std::shared_ptr<PictureTower>()> build)
+      : config_(std::move(config)), layers_(std::move(layers)), build_(std::move(build)) {}
+
+  std::shared_ptr<Encoder> build() const override { return std::make_shared<PictureEncoder>(config_, build_()); }
+  std::string name() const override { return "vision_tower"; }
+  std::string owner_class() const override { return config_.model_name; }
+  std::string megatron_name() const override { return "image_encoder"; }
+  std::string layers() const override { return layers_; }
+
+ private:
+  VisionLanguageConfig config_;
+  std::string layers_;
+  std::function<std::shared_ptr<PictureTower>()> build_;
+};
+
+}  // namespace
+
+EncoderSpecPtr projected_tower(VisionLanguageConfig config, std::string layers,
+                               std::function<std::shared_ptr<PictureTower>()> build) {
+  return std::make_shared<ProjectedTowerSpec>(std::move(config), std::move(layers), std::move(build));
+}
+
 }  // namespace megashard

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "models/config/vision_config.h"
 #include "models/network/encoder.h"
@@ -58,5 +60,10 @@ class PictureEncoder final : public Encoder {
   VisionLanguageConfig config_;
   std::shared_ptr<PictureTower> tower_;
 };
+
+/// The encoder of a PictureTower with the modules `vision_tower`, which has layers by that pattern, and
+/// `multi_modal_projector`.
+EncoderSpecPtr projected_tower(VisionLanguageConfig config, std::string layers,
+                               std::function<std::shared_ptr<PictureTower>()> build);
 
 }  // namespace megashard

@@ -1,7 +1,6 @@
 #include "models/vision/pixtral_vision.h"
 
 #include <c10/core/InferenceMode.h>
-#include <torch/nn/modules/container/modulelist.h>
 
 #include <array>
 #include <utility>
@@ -13,7 +12,7 @@
 namespace megashard {
 namespace {
 
-TowerLayerSpec layer_of(const VisionConfig& config, NormSpec norm) {
+TowerLayerSpec pixtral_layer(const VisionConfig& config, NormSpec norm) {
   return {.class_name = config.names.block,
           .attention_class = config.names.attention,
           .norms = {"attention_norm", "ffn_norm"},
@@ -27,27 +26,6 @@ TowerLayerSpec layer_of(const VisionConfig& config, NormSpec norm) {
                          .activation = config.activation}};
 }
 
-/// `transformer`: its layers.
-class PixtralTransformer : public torch::nn::Module {
- public:
-  PixtralTransformer(const VisionConfig& config, const NormSpec& norm) {
-    const auto layers = register_module("layers", std::make_shared<torch::nn::ModuleListImpl>());
-    for (int64_t i = 0; i < config.depth; ++i) {
-      layers_.push_back(std::make_shared<Hooked<TowerLayer>>(layer_of(config, norm)));
-      layers->push_back(layers_.back());
-    }
-  }
-
-  at::Tensor forward(at::Tensor hidden, const VisionContext& context) {
-    for (const auto& layer : layers_) hidden = layer->forward(hidden, context);
-    return hidden;
-  }
-  std::string class_name() const { return "PixtralTransformer"; }
-
- private:
-  std::vector<std::shared_ptr<Hooked<TowerLayer>>> layers_;
-};
-
 /// Modules patch_conv, ln_pre, transformer. Channel pairs of a head turn by rows and columns, whose frequencies
 /// alternate.
 class PixtralVisionModel : public torch::nn::Module {
@@ -58,7 +36,8 @@ class PixtralVisionModel : public torch::nn::Module {
     const std::array sizes{config.hidden_size, config.in_channels, config.patch_size, config.patch_size};
     patch_conv_ = register_module("patch_conv", std::make_shared<Hooked<PatchConvolution>>(sizes, /*has_bias=*/false));
     ln_pre_ = register_module("ln_pre", std::make_shared<Hooked<Norm>>(norm));
-    transformer_ = register_module("transformer", std::make_shared<Hooked<PixtralTransformer>>(config, norm));
+    transformer_ = register_module("transformer", std::make_shared<Hooked<TowerStack>>(
+                                                      "PixtralTransformer", pixtral_layer(config, norm), config.depth));
   }
 
   /// patches [P, pixels] -> [P, hidden] in the plan's order
@@ -84,7 +63,7 @@ class PixtralVisionModel : public torch::nn::Module {
   int64_t head_;  // channels
   std::shared_ptr<Hooked<PatchConvolution>> patch_conv_;
   std::shared_ptr<Hooked<Norm>> ln_pre_;
-  std::shared_ptr<Hooked<PixtralTransformer>> transformer_;
+  std::shared_ptr<Hooked<TowerStack>> transformer_;
   at::Tensor frequencies_;  // [2, head / 4] by axis, on the device of the last forward
 };
 
@@ -151,28 +130,13 @@ class PixtralTower final : public PictureTower {
   std::shared_ptr<Hooked<Projector>> projector_;
 };
 
-class PixtralVisionSpec final : public EncoderSpec {
- public:
-  PixtralVisionSpec(VisionLanguageConfig config, ProjectorSpec projector)
-      : config_(std::move(config)), projector_(std::move(projector)) {}
-
-  std::shared_ptr<Encoder> build() const override {
-    return std::make_shared<PictureEncoder>(config_, std::make_shared<PixtralTower>(config_.vision, projector_));
-  }
-  std::string name() const override { return "vision_tower"; }
-  std::string owner_class() const override { return config_.model_name; }
-  std::string megatron_name() const override { return "image_encoder"; }
-  std::string layers() const override { return "transformer.layers.{*}"; }
-
- private:
-  VisionLanguageConfig config_;
-  ProjectorSpec projector_;
-};
-
 }  // namespace
 
 EncoderSpecPtr pixtral_vision(VisionLanguageConfig config, ProjectorSpec projector) {
-  return std::make_shared<PixtralVisionSpec>(std::move(config), std::move(projector));
+  auto build = [vision = config.vision, projector = std::move(projector)] {
+    return std::make_shared<PixtralTower>(vision, projector);
+  };
+  return projected_tower(std::move(config), "transformer.layers.{*}", std::move(build));
 }
 
 }  // namespace megashard

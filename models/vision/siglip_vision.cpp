@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
-#include <torch/nn/modules/container/modulelist.h>
 
 #include <array>
 #include <utility>
@@ -45,43 +44,27 @@ class SiglipEmbeddings : public torch::nn::Module {
   std::shared_ptr<Hooked<Embedding>> position_embedding_;
 };
 
-class SiglipEncoder : public torch::nn::Module {
- public:
-  explicit SiglipEncoder(const VisionConfig& config) {
-    const TowerLayerSpec layer{.class_name = config.names.block,
-                               .attention_class = config.names.attention,
-                               .norms = {"layer_norm1", "layer_norm2"},
-                               .parts = {"self_attn", "mlp"},
-                               .out_proj = "out_proj",
-                               .norm = layer_norm(config),
-                               .num_heads = config.num_heads,
-                               .attention_bias = true,
-                               .mlp = PlainMlpSpec{.class_name = config.names.mlp,
-                                                   .hidden_size = config.hidden_size,
-                                                   .intermediate_size = config.intermediate_size,
-                                                   .activation = config.activation}};
-    const auto layers = register_module("layers", std::make_shared<torch::nn::ModuleListImpl>());
-    for (int64_t i = 0; i < config.depth; ++i) {
-      layers_.push_back(std::make_shared<Hooked<TowerLayer>>(layer));
-      layers->push_back(layers_.back());
-    }
-  }
-
-  at::Tensor forward(at::Tensor hidden, const VisionContext& context) {
-    for (const auto& layer : layers_) hidden = layer->forward(hidden, context);
-    return hidden;
-  }
-  std::string class_name() const { return "SiglipEncoder"; }
-
- private:
-  std::vector<std::shared_ptr<Hooked<TowerLayer>>> layers_;
-};
+TowerLayerSpec siglip_layer(const VisionConfig& config) {
+  return {.class_name = config.names.block,
+          .attention_class = config.names.attention,
+          .norms = {"layer_norm1", "layer_norm2"},
+          .parts = {"self_attn", "mlp"},
+          .out_proj = "out_proj",
+          .norm = layer_norm(config),
+          .num_heads = config.num_heads,
+          .attention_bias = true,
+          .mlp = PlainMlpSpec{.class_name = config.names.mlp,
+                              .hidden_size = config.hidden_size,
+                              .intermediate_size = config.intermediate_size,
+                              .activation = config.activation}};
+}
 
 class SiglipVisionModel : public torch::nn::Module {
  public:
   explicit SiglipVisionModel(const VisionConfig& config) : class_name_(config.names.tower) {
     embeddings_ = register_module("embeddings", std::make_shared<Hooked<SiglipEmbeddings>>(config));
-    encoder_ = register_module("encoder", std::make_shared<Hooked<SiglipEncoder>>(config));
+    encoder_ = register_module(
+        "encoder", std::make_shared<Hooked<TowerStack>>("SiglipEncoder", siglip_layer(config), config.depth));
     post_layernorm_ = register_module("post_layernorm", std::make_shared<Hooked<Norm>>(layer_norm(config)));
   }
 
@@ -94,7 +77,7 @@ class SiglipVisionModel : public torch::nn::Module {
  private:
   std::string class_name_;
   std::shared_ptr<Hooked<SiglipEmbeddings>> embeddings_;
-  std::shared_ptr<Hooked<SiglipEncoder>> encoder_;
+  std::shared_ptr<Hooked<TowerStack>> encoder_;
   std::shared_ptr<Hooked<Norm>> post_layernorm_;
 };
 
@@ -134,27 +117,13 @@ class SiglipTower final : public PictureTower {
   std::shared_ptr<Hooked<MeanProjector>> projector_;
 };
 
-class SiglipVisionSpec final : public EncoderSpec {
- public:
-  SiglipVisionSpec(VisionLanguageConfig config, NormSpec norm) : config_(std::move(config)), norm_(std::move(norm)) {}
-
-  std::shared_ptr<Encoder> build() const override {
-    return std::make_shared<PictureEncoder>(config_, std::make_shared<SiglipTower>(config_.vision, norm_));
-  }
-  std::string name() const override { return "vision_tower"; }
-  std::string owner_class() const override { return config_.model_name; }
-  std::string megatron_name() const override { return "image_encoder"; }
-  std::string layers() const override { return "encoder.layers.{*}"; }
-
- private:
-  VisionLanguageConfig config_;
-  NormSpec norm_;
-};
-
 }  // namespace
 
 EncoderSpecPtr siglip_vision(VisionLanguageConfig config, NormSpec projector_norm) {
-  return std::make_shared<SiglipVisionSpec>(std::move(config), std::move(projector_norm));
+  auto build = [vision = config.vision, norm = std::move(projector_norm)] {
+    return std::make_shared<SiglipTower>(vision, norm);
+  };
+  return projected_tower(std::move(config), "encoder.layers.{*}", std::move(build));
 }
 
 }  // namespace megashard

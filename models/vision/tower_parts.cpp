@@ -5,6 +5,9 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <utility>
 
 #include "models/kernels/fused_ops.h"
 #include "parallel/copies/on_device.h"
@@ -116,6 +119,20 @@ at::Tensor TowerLayer::forward(const at::Tensor& hidden, const VisionContext& co
   const auto attended = hidden + attention_->forward(norms_[0]->forward(hidden), context);
   const auto normed = norms_[1]->forward(attended);
   return attended + (mlp_ ? mlp_->forward(normed) : gated_mlp_->forward(normed));
+}
+
+TowerStack::TowerStack(std::string class_name, const TowerLayerSpec& layer, int64_t depth)
+    : class_name_(std::move(class_name)) {
+  const auto layers = register_module("layers", std::make_shared<torch::nn::ModuleListImpl>());
+  for (int64_t i = 0; i < depth; ++i) {
+    layers_.push_back(std::make_shared<Hooked<TowerLayer>>(layer));
+    layers->push_back(layers_.back());
+  }
+}
+
+at::Tensor TowerStack::forward(at::Tensor hidden, const VisionContext& context) {
+  for (const auto& layer : layers_) hidden = layer->forward(hidden, context);
+  return hidden;
 }
 
 }  // namespace megashard

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "framework/modules/weight_init_mixin.h"
 #include "models/layers/linear.h"
@@ -121,6 +122,19 @@ class TowerLayer : public torch::nn::Module {
   std::shared_ptr<Hooked<TowerAttention>> attention_;
   std::shared_ptr<Hooked<Mlp>> gated_mlp_;  // one of both
   std::shared_ptr<Hooked<PlainMlp>> mlp_;
+};
+
+/// The layers of a tower, one after the other: `layers`.
+class TowerStack : public torch::nn::Module {
+ public:
+  TowerStack(std::string class_name, const TowerLayerSpec& layer, int64_t depth);
+
+  at::Tensor forward(at::Tensor hidden, const VisionContext& context);
+  std::string class_name() const { return class_name_; }
+
+ private:
+  std::string class_name_;
+  std::vector<std::shared_ptr<Hooked<TowerLayer>>> layers_;
 };
 
 }  // namespace megashard
