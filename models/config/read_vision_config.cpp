@@ -63,6 +63,18 @@ void check_turned_heads(const HfConfig& config, const VisionConfig& vision, cons
               key, " ", vision.num_heads, ": positions turn quarters of a head");
 }
 
+VisionConfig read_image_tower(const HfConfig& config, VisionConfig tower) {
+  config.require_computed(config.get("attention_dropout", 0.0) == 0, "attention_dropout of vision_config must be 0");
+  tower.depth = read_positive(config, "num_hidden_layers", tower.depth);
+  tower.hidden_size = read_positive(config, "hidden_size", tower.hidden_size);
+  tower.intermediate_size = read_positive(config, "intermediate_size", tower.intermediate_size);
+  tower.num_heads = read_positive(config, "num_attention_heads", tower.num_heads);
+  tower.in_channels = read_positive(config, "num_channels", 3);
+  tower.patch_size = read_positive(config, "patch_size", 16);
+  tower.temporal_patch_size = 1;
+  return tower;
+}
+
 void read_tower(const HfConfig& config, VisionConfig& vision, const char* activation) {
   vision.depth = config.get("depth", vision.depth);
   vision.hidden_size = config.get("hidden_size", vision.hidden_size);

@@ -21,6 +21,9 @@ DecoderConfig read_text(const HfConfig& root, const DecoderDefaults& defaults);
 
 /// Throws unless rows and columns can each turn quarters of a head. `key`: that of the number of heads.
 void check_turned_heads(const HfConfig& config, const VisionConfig& vision, const char* key);
+/// Reads the sizes of a tower of images in the keys of transformers' Pixtral and SigLIP; `tower` has the defaults.
+/// Throws for dropout.
+VisionConfig read_image_tower(const HfConfig& config, VisionConfig tower);
 /// Reads the fields of all generations of Qwen's towers; `vision` has the defaults of one.
 void read_tower(const HfConfig& config, VisionConfig& vision, const char* activation);
 /// The tower of Qwen3-VL and Qwen3.5, whose classes begin with `prefix`; the latter without deepstack_visual_indexes.

@@ -55,31 +55,28 @@ DecoderConfig read_text_of_gemma3(const HfConfig& root) {
 }
 
 VisionConfig read_siglip(const HfConfig& config, const HfConfig& root, const DecoderConfig& text) {
-  config.require_computed(config.get("attention_dropout", 0.0) == 0, "attention_dropout of vision_config must be 0");
   TORCH_CHECK(!config.get("vision_use_head", true), config.path(),
               ": vision_use_head must be false: a head of the tower is not supported");
-  const auto side = read_positive(config, "image_size", 224) / read_positive(config, "patch_size", 16);
+  auto vision = read_image_tower(config, {.names = {.tower = "SiglipVisionModel",
+                                                    .block = "SiglipEncoderLayer",
+                                                    .attention = "SiglipAttention",
+                                                    .mlp = "SiglipMLP",
+                                                    .norm = "LayerNorm"},
+                                          .depth = 12,
+                                          .hidden_size = 768,
+                                          .intermediate_size = 3072,
+                                          .num_heads = 12,
+                                          .out_hidden_size = text.hidden_size,
+                                          .activation = read_activation(config, "hidden_act", "gelu_pytorch_tanh"),
+                                          .norm_eps = config.get("layer_norm_eps", 1e-6)});
+  vision.fixed_side = read_positive(config, "image_size", 224) / vision.patch_size;
   const auto tokens = read_positive(root, "mm_tokens_per_image", 256);
   const auto features = static_cast<int64_t>(std::sqrt(static_cast<double>(tokens)));
-  TORCH_CHECK(features * features == tokens && side % features == 0, root.path(), ": mm_tokens_per_image ", tokens,
-              " must be a square of a number that divides the ", side, " patches of a side");
-  return {.names = {.tower = "SiglipVisionModel",
-                    .block = "SiglipEncoderLayer",
-                    .attention = "SiglipAttention",
-                    .mlp = "SiglipMLP",
-                    .norm = "LayerNorm"},
-          .depth = read_positive(config, "num_hidden_layers", 12),
-          .hidden_size = read_positive(config, "hidden_size", 768),
-          .intermediate_size = read_positive(config, "intermediate_size", 3072),
-          .num_heads = read_positive(config, "num_attention_heads", 12),
-          .in_channels = read_positive(config, "num_channels", 3),
-          .patch_size = read_positive(config, "patch_size", 16),
-          .temporal_patch_size = 1,
-          .merge_size = side / features,
-          .out_hidden_size = text.hidden_size,
-          .activation = read_activation(config, "hidden_act", "gelu_pytorch_tanh"),
-          .norm_eps = config.get("layer_norm_eps", 1e-6),
-          .fixed_side = side};
+  TORCH_CHECK(features * features == tokens && vision.fixed_side >= features && vision.fixed_side % features == 0,
+              root.path(), ": mm_tokens_per_image ", tokens, " must be a square of a number that divides the ",
+              vision.fixed_side, " patches of a side");
+  vision.merge_size = vision.fixed_side / features;
+  return vision;
 }
 
 EncoderSpecPtr read_gemma3_vision(const HfConfig& root, const DecoderConfig& text) {

@@ -25,23 +25,19 @@ DecoderConfig read_mistral3_text(const HfConfig& root) {
 VisionConfig read_pixtral(const HfConfig& config, const HfConfig& root, const DecoderConfig& text) {
   config.require_computed(config.get<std::string>("model_type", "pixtral") == "pixtral",
                           "the model_type of vision_config must be pixtral");
-  config.require_computed(config.get("attention_dropout", 0.0) == 0, "attention_dropout of vision_config must be 0");
-  VisionConfig vision{.names = {.tower = "PixtralVisionModel",
-                                .block = "PixtralAttentionLayer",
-                                .attention = "PixtralAttention",
-                                .mlp = "PixtralMLP",
-                                .norm = "PixtralRMSNorm"},
-                      .depth = read_positive(config, "num_hidden_layers", 24),
-                      .hidden_size = read_positive(config, "hidden_size", 1024),
-                      .intermediate_size = read_positive(config, "intermediate_size", 4096),
-                      .num_heads = read_positive(config, "num_attention_heads", 16),
-                      .in_channels = read_positive(config, "num_channels", 3),
-                      .patch_size = read_positive(config, "patch_size", 16),
-                      .temporal_patch_size = 1,
-                      .merge_size = read_positive(root, "spatial_merge_size", 2),
-                      .out_hidden_size = text.hidden_size,
-                      .activation = read_activation(config, "hidden_act", "gelu"),
-                      .norm_eps = 1e-5};
+  auto vision = read_image_tower(config, {.names = {.tower = "PixtralVisionModel",
+                                                    .block = "PixtralAttentionLayer",
+                                                    .attention = "PixtralAttention",
+                                                    .mlp = "PixtralMLP",
+                                                    .norm = "PixtralRMSNorm"},
+                                          .depth = 24,
+                                          .hidden_size = 1024,
+                                          .intermediate_size = 4096,
+                                          .num_heads = 16,
+                                          .merge_size = read_positive(root, "spatial_merge_size", 2),
+                                          .out_hidden_size = text.hidden_size,
+                                          .activation = read_activation(config, "hidden_act", "gelu"),
+                                          .norm_eps = 1e-5});
   vision.rotary_theta = config.get("rope_theta", 10000.0);
   if (const auto* rope = config.find("rope_parameters")) {
     config.require_computed(config.get<std::string>(*rope, "rope_type", "axial") == "axial",
