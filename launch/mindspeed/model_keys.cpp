@@ -88,7 +88,7 @@ const MindSpeedKey kModel[] = {
     {"mtp_loss_scaling_factor", take_prediction_scale},
     {"trust_remote_code"},
     {"attn_implementation"},
-    {"gdn_implementation"},  // of the same delta rule and convolution
+    {"gdn_implementation"},  // chooses a kernel, not the numbers
     {"causal_conv1d_implementation"},
     {"use_grouped_expert_matmul"},
     {"skip_gdn_recompute"},  // affects memory only
@@ -142,7 +142,7 @@ const MindSpeedSection kSections[] = {
     {"model.image_encoder", {}},
     {"model.image_encoder.vision_encoder", kEncoder, UnknownKey::kErrorIfMisspelt},
     {"model.image_encoder.vision_projector", kProjector, UnknownKey::kErrorIfMisspelt},
-    {"model.vision_encoder", kEncoder, UnknownKey::kErrorIfMisspelt},  // of Mistral 3
+    {"model.vision_encoder", kEncoder, UnknownKey::kErrorIfMisspelt},  // Mistral 3 has both
     {"model.vision_projector", kProjector, UnknownKey::kErrorIfMisspelt},
     {"model.text_decoder", kDecoder, UnknownKey::kErrorIfMisspelt},
     {"model.loss_cfg", kLoss},

@@ -14,7 +14,7 @@
 namespace megashard {
 namespace {
 
-/// What of a picture has its tokens side by side.
+/// The part of a picture whose tokens stand side by side.
 enum class Whole { kPicture, kFrame, kRow };
 
 /// Takes the pictures of one kind one after the other.

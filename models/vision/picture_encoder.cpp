@@ -42,12 +42,12 @@ at::Tensor joined(const at::Tensor& images, const at::Tensor& videos) {
   return at::cat({images, videos.to(images.scalar_type())});
 }
 
-/// Of pictures that follow each other in `rows`, as many rows each as `counts` says, those that are
-/// marked; the marks are of [first, first + pictures).
+/// Returns the rows of the marked pictures, of which each has as many consecutive rows as `counts` says. The marks are
+/// those of [first, first + pictures).
 at::Tensor rows_of_pictures(const at::Tensor& rows, const at::Tensor& counts, const std::vector<bool>& marks,
                             int64_t first) {
   const auto* const count = counts.const_data_ptr<int64_t>();
-  std::vector<at::Tensor> runs;  // of pictures that are marked: views
+  std::vector<at::Tensor> runs;  // views of the marked pictures
   int64_t begin = 0, end = 0;
   const auto take = [&] {
     if (end > begin) runs.push_back(rows.narrow(0, begin, end - begin));
@@ -157,10 +157,10 @@ void PictureEncoder::prepare(Batch& input) const {
     TORCH_CHECK(shard.is_whole() || input.tokens().size(1) == shard.length,
                 "pictures are placed in whole sequences, of ", shard.length, " tokens here, and got ",
                 input.tokens().size(1), ": call prepare() before taking this rank's rows");
-    const auto placed = place_pictures(config_, input.tokens().cpu(), grids, input.document_lengths);
+    const auto tokens = input.tokens().cpu();
+    const auto placed = place_pictures(config_, tokens, grids, input.document_lengths);
     plan->token_indices = placed.token_indices;
-    if (config_.sees_whole)
-      plan->key_ends = ends_of_images(input.tokens().cpu(), config_.image_token_id, input.document_lengths);
+    if (config_.sees_whole) plan->key_ends = ends_of_images(tokens, config_.image_token_id, input.document_lengths);
     const at::Tensor positions = input.position_ids();
     const bool has_those_of_text = input.document_lengths.defined() && positions.dim() == 2;
     if (config_.mrope && (!positions.defined() || has_those_of_text)) input.set(kPositionIds, placed.position_ids);

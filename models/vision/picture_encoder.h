@@ -13,7 +13,7 @@ namespace megashard {
 /// Result of its prepare(): the pictures of a batch and their tokens. With a sequence on several ranks: those that
 /// reach into this rank's rows.
 struct PicturePlan : InputPlan {
-  VisionPlan vision{};         ///< of all images, then all videos
+  VisionPlan vision{};         ///< plans all images, then all videos
   at::Tensor token_indices{};  ///< of features in this rank's tokens, as PicturePlaces; on the CPU
   /// [features] int64, on the CPU: which of the tower's features these are, if other ranks have tokens of some.
   /// Undefined: the first ones.
