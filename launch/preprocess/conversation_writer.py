@@ -21,6 +21,7 @@ class Sample(NamedTuple):
     videos: Pictures = Pictures()
     seconds: list = []  # per step of the grid, for each video
     told: list = []  # reports (conversation_forms.py) about parts of the record that the sample lacks
+    values: dict = {}  # NAME -> number, the same names for all samples of a set
 
 
 class PictureWriter:
@@ -53,6 +54,7 @@ class Writer:
         self.facts = {"flags": flags, "inputs": {os.path.basename(file): str(os.path.getsize(file)) for file in inputs}}
         self.tokens, self.mask, self.sample_ends, self.seconds = array.array("i"), bytearray(), array.array(
             "q"), array.array("f")
+        self.values = {}
         self.images = PictureWriter(self.path + ".images.partial")
         self.videos = PictureWriter(self.path + ".videos.partial")
 
@@ -63,6 +65,8 @@ class Writer:
         self.images.add(sample.images)
         self.videos.add(sample.videos)
         self.seconds.extend(sample.seconds)
+        for name, value in sample.values.items():
+            self.values.setdefault(name, array.array("f")).append(value)
 
     def finish(self):
         kinds = [("image", "pixel_values", self.images)]
@@ -73,6 +77,7 @@ class Writer:
         arrays += [(f"{kind}_grid_thw", "I64", [of.count, 3], of.grids) for kind, _, of in kinds]
         arrays += [(name, "F32", [of.patches, of.width], of) for _, name, of in kinds]
         arrays += [("second_per_grid_ts", "F32", [self.videos.count], self.seconds)] if self.videos.count else []
+        arrays += [(f"conversation.{name}", "F32", [len(of)], of) for name, of in self.values.items()]
         arrays += [("tokens", "I32", [len(self.tokens)], self.tokens), ("loss_mask", "U8", [len(self.mask)], self.mask)]
         facts = {name: json.dumps(of) for name, of in self.facts.items()}
         header, offset = {"__metadata__": {"format": "pt", **facts}}, 0

@@ -47,11 +47,21 @@ def load_tokenizer(model, needs_template=True):
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"{model} has no tokenizer that transformers reads: {error}") from None
-    if needs_template and not tokenizer.chat_template:
-        raise InputError(f"{model} has no chat template; put its chat_template.jinja or tokenizer_config.json there")
+    if needs_template:
+        require_template(model, tokenizer)
     if needs_template and not tokenizer.is_fast:
         raise InputError(f"{model} has no tokenizer.json, which tells where in the text a token begins; put it there")
     return tokenizer
+
+
+def require_template(model, tokenizer):
+    if not tokenizer.chat_template:
+        raise InputError(f"{model} has no chat template; put its chat_template.jinja or tokenizer_config.json there")
+
+
+def common_length(one, other):
+    """Number of tokens with which both begin."""
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
 class Encoder:
@@ -65,17 +75,20 @@ class Encoder:
         self.pictures = PictureReader(flags, self.tokenizer)
 
     def encode(self, job):
-        """A sample or, with --skip-bad-records, the error of its record."""
+        """What a record becomes or, with --skip-bad-records, its error."""
         where, item, folder = job
         try:
             if isinstance(item, RecordError):
                 raise item
             whole_text(where, item)
-            sample = self.encode_turns(where, item, folder) if self.turns else self.encode_record(where, item, folder)
+            return self.encode_item(where, item, folder)
         except RecordError as error:
             if not self.flags.skip_bad_records:
                 raise
             return error
+
+    def encode_item(self, where, item, folder):
+        sample = self.encode_turns(where, item, folder) if self.turns else self.encode_record(where, item, folder)
         return sample if any(sample.mask) else sample._replace(told=[*sample.told, (NOTHING, "", "conversation")])
 
     def encode_record(self, where, item, folder):
@@ -84,26 +97,33 @@ class Encoder:
         if isinstance(conversation, Completion):
             return self.encode_completion(where, conversation)
         conversation = self.checked(where, conversation)
+        (images, videos, seconds), places = self.pictures_of(where, conversation, folder)
+        tokens, mask, told = self.tokenise(where, conversation, places)
+        return Sample(tokens, mask, images, videos, seconds, [*conversation.told, *told])
+
+    def pictures_of(self, where, conversation, folder):
+        """(images, videos, seconds per step of these), and by kind their placeholder texts."""
         parts = [part for message in conversation.messages if isinstance(message.get("content"), list)
                  for part in message["content"]]
         paths = [os.path.join(folder, part["image"]) for part in parts if part["type"] == "image"]
         images, places = self.pictures.images(where, [self.pictures.open_image(where, path) for path in paths])
         videos, seconds, video_places = self.pictures.videos(
             where, folder, [part for part in parts if part["type"] == "video"])
-        tokens, mask, told = self.tokenise(where, conversation, {"image": places, "video": video_places})
-        return Sample(tokens, mask, images, videos, seconds, [*conversation.told, *told])
+        return (images, videos, seconds), {"image": places, "video": video_places}
 
     def encode_completion(self, where, texts):
-        """A prompt and its completion, as TRL tokenises them: no chat template, the end token last."""
+        prompt, tokens = self.tokens_of_completion(texts)
+        same = common_length(prompt, tokens)
+        return Sample(tokens, bytes(same) + b"\1" * (len(tokens) - same), told=texts.told)
+
+    def tokens_of_completion(self, texts):
+        """Of the prompt, and of it and its completion, as TRL makes them: no chat template, the end token last."""
         end = self.tokenizer.eos_token
         if not end:
             raise InputError(f"the tokenizer of {self.model} names no eos_token, which ends a completion; name one in "
                              "its tokenizer_config.json")
         text = texts.text if texts.text.endswith(end) else texts.text + end
-        prompt, tokens = (self.tokenizer(each)["input_ids"] for each in (texts.prompt, texts.prompt + text))
-        same = next((i for i, (one, other) in enumerate(zip(prompt, tokens)) if one != other),
-                    min(len(prompt), len(tokens)))
-        return Sample(tokens, bytes(same) + b"\1" * (len(tokens) - same), told=texts.told)
+        return [self.tokenizer(each)["input_ids"] for each in (texts.prompt, texts.prompt + text)]
 
     def encode_turns(self, where, item, folder):
         system, texts, learnt, paths, told = self.turns.read(where, item)
@@ -149,20 +169,24 @@ class Encoder:
     def tokenise(self, where, conversation, texts):
         """Tokens, loss mask and notices; `texts`: the placeholder texts of each kind, in order."""
         text, learnt, told = self.chat.of(where, conversation)
+        expanded, mask = self.expanded(where, text, learnt, texts)
+        encoded = self.tokenizer(expanded, return_offsets_mapping=True, add_special_tokens=False)
+        return encoded["input_ids"], bytes(mask[first] for first, _ in encoded["offset_mapping"]), told
+
+    def expanded(self, where, text, learnt, texts):
+        """With `texts` in their places, and which of the characters are learnt."""
         for kind, mark in self.pictures.placeholders.items():
             if text.count(mark) != len(texts[kind]):
                 raise RecordError(f"{where}: the chat template makes {text.count(mark)} places for {len(texts[kind])} "
                                   f"{kind}s; use the model's own")
+        texts = {kind: iter(of) for kind, of in texts.items()}
         expanded, mask, done = "", bytearray(), 0
         for place in re.finditer("|".join(map(re.escape, self.pictures.placeholders.values())) or "$^", text):
-            instead = texts["image" if place.group() == self.pictures.placeholders.get("image") else "video"].pop(0)
+            instead = next(texts["image" if place.group() == self.pictures.placeholders.get("image") else "video"])
             expanded += text[done:place.start()] + instead
             mask += learnt[done:place.start()] + learnt[place.start():place.start() + 1] * len(instead)
             done = place.end()
-        expanded += text[done:]
-        mask += learnt[done:]
-        encoded = self.tokenizer(expanded, return_offsets_mapping=True, add_special_tokens=False)
-        return encoded["input_ids"], bytes(mask[first] for first, _ in encoded["offset_mapping"]), told
+        return expanded + text[done:], mask + learnt[done:]
 
 
 def jobs_of(arguments):
@@ -172,19 +196,24 @@ def jobs_of(arguments):
             yield f"{file}, line {number}", item, folder
 
 
-def form_and_jobs(arguments, jobs):
+def form_and_jobs(arguments, jobs, form_of_record):
     """The form of the first record that has one, and all jobs again."""
     seen = []
     for job in jobs:
         seen.append(job)
         try:
-            form = None if arguments.template else arguments.conversation_form or form_of(*job[:2])
+            form = form_of_record(*job[:2])
         except RecordError:
             if not arguments.skip_bad_records:
                 raise
         else:
             return form, itertools.islice(itertools.chain(seen, jobs), arguments.max_samples)
-    raise InputError("the input holds no conversation; check --input")
+    raise nothing_found(arguments)
+
+
+def nothing_found(arguments):
+    return InputError(f"the input holds no {arguments.input_format.removesuffix('s')}" +
+                      (" (of at most --max-length tokens)" if arguments.max_length else "") + "; check --input")
 
 
 # Flags that determine a set's tokens and pixels (--skip-bad-records does not change them).
@@ -215,27 +244,45 @@ def tell(told):
 
 
 def preprocess(arguments):
-    bad, told = BadRecords(arguments.skip_bad_records), collections.Counter()
-    form, jobs = form_and_jobs(arguments, jobs_of(arguments))
-    encoder = (arguments, form)
+    def form_of_record(where, item):
+        return None if arguments.template else arguments.conversation_form or form_of(where, item)
+
+    form, jobs = form_and_jobs(arguments, jobs_of(arguments), form_of_record)
+    samples = encoded(arguments, Encoder, (arguments, form), jobs)
+    write_set(arguments, (sample if isinstance(sample, RecordError) else [sample] if fits(arguments, sample) else None
+                          for sample in samples), "conversation")
+
+
+def encoded(arguments, encoder, given, jobs):
     if arguments.workers > 1:
-        Encoder(*encoder)  # raises its errors here instead of in a worker
+        encoder(*given)  # raises its errors here instead of in a worker
+    return in_workers(arguments.workers, encoder, given, jobs)
+
+
+def fits(arguments, sample):
+    return arguments.max_length is None or len(sample.tokens) <= arguments.max_length
+
+
+def write_set(arguments, records, what):
+    """`records`: of each record its samples, or its error, or None if it is too long; `what` is a record called?"""
+    bad, told = BadRecords(arguments.skip_bad_records), collections.Counter()
     writer = Writer(arguments.output_prefix, recorded_flags(arguments), input_files(arguments.input))
     progress, left_out = Progress(arguments.log_interval), 0
     try:
-        for sample in in_workers(arguments.workers, Encoder, encoder, jobs):
-            if isinstance(sample, RecordError):
-                bad.add(sample)
+        for samples in records:
+            if isinstance(samples, RecordError):
+                bad.add(samples)
                 continue
-            if arguments.max_length is not None and len(sample.tokens) > arguments.max_length:
+            if samples is None:
                 left_out += 1
                 continue
-            writer.add(sample)
-            told.update(sample.told)
+            for sample in samples:
+                writer.add(sample)
+                told.update(sample.told)
             progress.add(1, len(writer.tokens))
         if not writer.sample_ends:
             bad.tell()
-            raise InputError("the input holds no conversation (of at most --max-length tokens); check --input")
+            raise nothing_found(arguments)
         writer.finish()
     except BaseException:
         writer.discard()
@@ -244,7 +291,7 @@ def preprocess(arguments):
         progress.end()
     bad.tell()
     tell(told)
-    print(f"wrote {writer.path}: {counted(progress.documents, 'conversation')} ({left_out} longer ones left out), "
+    print(f"wrote {writer.path}: {counted(progress.documents, what)} ({left_out} longer ones left out), "
           f"{counted(len(writer.tokens), 'token')}, {sum(writer.mask)} of them to learn, "
           f"{counted(writer.images.count, 'image')}, {counted(writer.videos.count, 'video')}; train with --data-path "
           f"{arguments.output_prefix}")

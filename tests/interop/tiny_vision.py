@@ -201,9 +201,9 @@ def preprocessing(model, **given):
     """The flags of preprocess_data.py --input-format conversations."""
     names = ("conversation_form image_folder template columns cutoff_length image_max_pixels image_min_pixels "
              "video_fps video_num_frames max_length max_samples mask_history training_form skip_bad_records "
-             "learn_questions strip_text").split()
+             "learn_questions strip_text kto_batch_size").split()
     return argparse.Namespace(**{**dict.fromkeys(names), "tokenizer_model": str(model), "workers": 1,
-                                 "log_interval": 1000, **given})
+                                 "input_format": "conversations", "log_interval": 1000, **given})
 
 
 def write_conversations(folder, conversations, prefix, **flags):
