@@ -65,8 +65,8 @@ def form_of(where, item):
 
 
 def preference(where, key):
-    return RecordError(f"{where}: {key!r} is of preference data, whose answers are not all to be learnt; make records "
-                       "of the answers to learn, without that key")
+    return RecordError(f"{where}: {key!r} is of preference data, which --input-format preferences reads; to learn "
+                       "answers alone, make records of those, without that key")
 
 
 def read(where, item, form, knows_developer=False):

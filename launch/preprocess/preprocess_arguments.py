@@ -8,6 +8,9 @@ from conversation_forms import FORMS
 from preprocess_input import FlagError
 from turn_templates import COLUMNS, TEMPLATES, columns_of
 
+OF_BOTH = ("image_folder", "max_length", "video_fps", "video_num_frames", "max_samples", "image_max_pixels",
+           "image_min_pixels")  # conversations and preferences
+OF_CONVERSATIONS = ("conversation_form", "mask_history", "training_form", "template")
 OF_TEMPLATES = ("columns", "cutoff_length", "learn_questions", "strip_text")
 
 
@@ -27,25 +30,28 @@ def parse_arguments():
                                 "Megatron's format out.")
     parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
                         help="input files, packed by gzip or not; patterns such as 'part*.jsonl.gz' are expanded")
-    parser.add_argument("--input-format", choices=("jsonl", "text", "conversations"), default="jsonl",
+    parser.add_argument("--input-format", choices=("jsonl", "text", "conversations", "preferences"),
+                        default="jsonl",
                         help="jsonl: one JSON object a line, or an array of them; text: documents divided by blank "
                         "lines; "
                              "conversations: the same of conversations, with images and videos or without, into "
-                             "PREFIX.vision.safetensors")
+                             "PREFIX.vision.safetensors; preferences: the same of questions with a chosen and a "
+                             "rejected answer, or with an answer that is good or bad")
     parser.add_argument("--conversation-form", choices=tuple(FORMS),
                         help="conversations only: the records' form, {\"messages\": [...]}, {\"conversations\": "
                         "[{\"from\": ...}]}, {\"instruction\": ...} or {\"prompt\": ..., \"completion\": ...} "
                         "(default: that of the first record)")
     parser.add_argument("--image-folder", metavar="DIR",
-                        help="conversations only: where relative paths of images and videos begin (default: the input "
-                        "file's folder)")
+                        help="conversations, preferences: where relative paths of images and videos begin (default: "
+                        "the input file's folder)")
     parser.add_argument("--video-fps", type=float, metavar="F",
-                        help="conversations only: take so many frames of a second of video (default: what the model's "
-                        "processor says)")
+                        help="conversations, preferences: take so many frames of a second of video (default: what the "
+                        "model's processor says)")
     parser.add_argument("--video-num-frames", type=int, metavar="N",
-                        help="conversations only: take so many frames of every video")
+                        help="conversations, preferences: take so many frames of every video")
     parser.add_argument("--max-length", type=int, metavar="N",
-                        help="conversations only: leave out longer ones, in tokens with pictures")
+                        help="conversations, preferences: leave out longer ones, in tokens with pictures; of a pair "
+                        "both")
     parser.add_argument("--mask-history", action="store_true", default=None,
                         help="conversations only: learn the last answer alone")
     parser.add_argument("--training-form", action="store_true", default=None,
@@ -59,16 +65,19 @@ def parse_arguments():
                         + " ".join(f"{key}={name}" for key, name in COLUMNS.items()))
     parser.add_argument("--cutoff-length", type=int, metavar="N", help="with --template: cut longer ones, in tokens")
     parser.add_argument("--image-max-pixels", type=int, metavar="N",
-                        help="conversations only: make larger images smaller: instead of the model's processor's own "
-                        "limit, with --template before it")
+                        help="conversations, preferences: make larger images smaller: instead of the model's "
+                        "processor's own limit, with --template before it")
     parser.add_argument("--image-min-pixels", type=int, metavar="N",
-                        help="conversations only: likewise make smaller ones larger")
+                        help="conversations, preferences: likewise make smaller ones larger")
     parser.add_argument("--learn-questions", action="store_true", default=None,
                         help="with --template: learn questions too")
     parser.add_argument("--strip-text", action="store_true", default=None,
                         help="with --template: take blanks and line breaks from the ends of every turn")
     parser.add_argument("--max-samples", type=int, metavar="N",
-                        help="conversations only: take the first N")
+                        help="conversations, preferences: take the first N")
+    parser.add_argument("--kto-batch-size", type=int, metavar="N",
+                        help="preferences only: TRL's per_device_train_batch_size: among so many answers with a label, "
+                        "in the file's order, each gets another question (default: 8)")
     parser.add_argument("--skip-bad-records", action="store_true", default=None,
                         help="leave out records that are wrong, and say how many (default: the first of them is an "
                         "error)")
@@ -100,12 +109,14 @@ def parse_arguments():
                          "HuggingFaceTokenizer with a tokenizer.json")
     if arguments.workers < 1 or arguments.log_interval < 1:
         raise FlagError("--workers and --log-interval must be at least 1")
-    conversations = arguments.input_format == "conversations"
-    theirs = ("conversation_form", "image_folder", "max_length", "video_fps", "video_num_frames", "mask_history",
-              "training_form", "template", "max_samples", "image_max_pixels", "image_min_pixels", *OF_TEMPLATES)
-    for name in theirs:
-        if not conversations and getattr(arguments, name) is not None:
-            raise FlagError(f"--{name.replace('_', '-')} belongs to --input-format conversations")
+    conversations = arguments.input_format in ("conversations", "preferences")
+    of_format = {**dict.fromkeys(OF_CONVERSATIONS + OF_TEMPLATES, "conversations"), "kto_batch_size": "preferences"}
+    for name in (*OF_BOTH, *of_format):
+        if getattr(arguments, name) is None:
+            continue
+        flag, wanted = f"--{name.replace('_', '-')}", of_format.get(name, "conversations")
+        if not conversations or name in of_format and wanted != arguments.input_format:
+            raise FlagError(f"{flag} belongs to --input-format {wanted}")
     if arguments.skip_bad_records and arguments.input_format == "text":
         raise FlagError("--skip-bad-records is about records of JSON, and --input-format text has none; leave it out")
     if arguments.template and arguments.training_form:
@@ -128,10 +139,13 @@ def parse_arguments():
     if any(value is not None and not 0 < value < float("inf") for value in (arguments.video_fps,
                                                                             arguments.video_num_frames)):
         raise FlagError("--video-fps and --video-num-frames must be above 0")
+    if arguments.kto_batch_size is not None and arguments.kto_batch_size < 2:
+        raise FlagError(f"--kto-batch-size is {arguments.kto_batch_size}; among fewer than 2 answers there is no other")
     if arguments.max_length is not None and arguments.max_length < 2:
         raise FlagError(f"--max-length is {arguments.max_length}; a conversation has at least 2 tokens")
     if conversations and (arguments.append_eod or arguments.eod_token):
-        raise FlagError("--append-eod and --eod-token have no place in conversations: the chat template ends the turns")
+        raise FlagError(f"--append-eod and --eod-token have no place in {arguments.input_format}: the chat template "
+                        "ends the turns")
     if arguments.eod_token and not arguments.append_eod:
         raise FlagError("--eod-token needs --append-eod, which writes it")
     folder, name = os.path.split(arguments.output_prefix)

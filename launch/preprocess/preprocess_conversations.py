@@ -219,7 +219,7 @@ def nothing_found(arguments):
 # Flags that determine a set's tokens and pixels (--skip-bad-records does not change them).
 RECORDED = ("conversation_form", "template", "columns", "cutoff_length", "image_max_pixels", "image_min_pixels",
             "video_fps", "video_num_frames", "max_length", "max_samples", "mask_history", "training_form",
-            "learn_questions", "strip_text")
+            "learn_questions", "strip_text", "kto_batch_size")
 
 
 def recorded_flags(arguments):

@@ -2,8 +2,8 @@
 """Text to tokens: JSON lines or plain text in, PREFIX_KEY_document.bin and .idx in Megatron's format out.
 
 The flags are those of Megatron's tools/preprocess_data.py. Needs the Hugging Face `tokenizers` package only;
-conversations (--input-format conversations, preprocess_conversations.py) need `transformers`, images `Pillow`, videos
-`av` too. """
+conversations (--input-format conversations, preprocess_conversations.py) and preferences (preprocess_preferences.py)
+need `transformers`, images `Pillow`, videos `av` too. """
 
 import array
 import json
@@ -252,6 +252,9 @@ def main():
         if arguments.input_format == "conversations":
             import preprocess_conversations
             preprocess_conversations.preprocess(arguments)
+        elif arguments.input_format == "preferences":
+            import preprocess_preferences
+            preprocess_preferences.preprocess(arguments)
         else:
             preprocess(arguments)
     except InputError as error:
