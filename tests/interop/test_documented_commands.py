@@ -99,7 +99,9 @@ def test_those_about_data(tmp_path):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(9)))
     said = [{"role": "user", "content": "Who sat?"}, {"role": "assistant", "content": "The cat."}]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "Who sat?", "chosen": " A cat.", "rejected": " I."}))
     link(tmp_path, "launch")
     bash("docs/data.md", tmp_path)
     assert {each.name for each in (tmp_path / "data").iterdir()} == {
-        "corpus_text_document.bin", "corpus_text_document.idx", "chats.vision.safetensors"}
+        "corpus_text_document.bin", "corpus_text_document.idx", "chats.vision.safetensors",
+        "pairs.vision.safetensors"}
