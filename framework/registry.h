@@ -11,11 +11,12 @@
 
 namespace megashard {
 
-/// A number that a kind takes by a flag of its own.
+/// A number that a kind takes by a flag of its own, or one of some words, whose value is its place among them.
 struct KindOption {
   std::string flag;  ///< "--dpo-beta"
   double initial = 0, least = 0, most = 0;
   std::string help;
+  std::vector<std::string> words{};  ///< empty: a number from `least` to `most`
 };
 
 /// What a flag chooses by its name, as --objective and --callback do. `Made`: a pointer to an object of the kind.

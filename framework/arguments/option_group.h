@@ -84,6 +84,26 @@ class OptionGroup {
     return option;
   }
 
+  /// The same for one of some words, whose place among them is the number.
+  template <class Struct>
+  Option& word(std::string flag, std::map<std::string, double> Struct::*map, double initial,
+               const std::vector<std::string>& words, OnResume on_resume, std::string help) {
+    Option& option = row(flag, ValueType::kText);
+    option.read = [map, flag, initial, words](const Arguments& arguments) -> ArgumentValue {
+      const auto found = (arguments.*map).find(flag);
+      return words.at(static_cast<size_t>(found == (arguments.*map).end() ? initial : found->second));
+    };
+    option.write = [map, flag, words](const ArgumentValue& value, Arguments& arguments) {
+      for (size_t place = 0; place < words.size(); ++place) {
+        if (value == ArgumentValue(words[place])) return (arguments.*map)[flag] = static_cast<double>(place), true;
+      }
+      return false;
+    };
+    option.on_resume = on_resume;
+    option.help = std::move(help);
+    return option.one_of(words);
+  }
+
   /// Adds a field without a flag.
   template <class Struct, class Field>
   Option& computed(std::string name, Field Struct::*member, OnResume on_resume = OnResume::kFree) {

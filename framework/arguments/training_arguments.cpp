@@ -23,6 +23,10 @@ void add_options_of(const Kinds& kinds, OptionGroup& group, std::map<std::string
                     OnResume on_resume) {
   for (const auto& kind : kinds) {
     for (const KindOption& option : kind.options) {
+      if (!option.words.empty()) {
+        group.word(option.flag, values, option.initial, option.words, on_resume, option.help);
+        continue;
+      }
       group.number(option.flag, values, option.initial, on_resume, option.help)
           .at_least(option.least)
           .at_most(option.most);
@@ -38,6 +42,8 @@ void add_objectives(std::vector<Option>& rows) {
   for (const auto& kind : objectives()) names.push_back(kind.name);
   group.add("--objective", &A::objective, kMustMatch, "the loss (docs/objectives.md)").one_of(names);
   add_options_of(objectives(), group, &A::objective_options, kReport);
+  group.add("--loss-by-weights", &A::loss_by_weights, kReport,
+            "a forward without gradients gives each token's weight in the loss, a second pass trains by these");
 }
 
 /// --callback, and the flags of its values.

@@ -32,6 +32,7 @@ struct TrainingArguments {
   bool calculate_per_token_loss = false;
   std::string objective = "next-token";             // a value of objectives()
   std::map<std::string, double> objective_options;  // values of their flags, by flag
+  bool loss_by_weights = false;
   int64_t empty_unused_memory_level = 0;
   bool deterministic_mode = false;
   bool skip_train = false;                         // evaluates only

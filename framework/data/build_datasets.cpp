@@ -229,9 +229,9 @@ bool has_conversations(const SampleDataset& dataset) {
 void check_groups(const SampleDataset& dataset, const DataOptions& options) {
   if (options.group == 1) return;
   const bool is_one_set = dynamic_cast<const ConversationDataset*>(&dataset) != nullptr;
-  require(is_one_set && !options.neat_packing,
+  require(is_one_set,
           "this --objective compares neighbouring conversations: give one set of conversations to each split, without "
-          "weights and without --neat-packing");
+          "weights");
 }
 
 void check_has_conversations(const SampleDataset& dataset, const std::string& split_name) {

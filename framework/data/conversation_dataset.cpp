@@ -35,7 +35,7 @@ std::vector<std::vector<int64_t>> pack_sequences(std::span<const int64_t> length
 
 namespace {
 
-constexpr std::string_view kColumnPrefix = "column.", kItemsPrefix = "items.";
+constexpr std::string_view kColumnPrefix = "column.", kItemsPrefix = "items.", kConversationPrefix = "conversation.";
 
 std::string file_of(const std::string& prefix) { return prefix + kConversationsSuffix; }
 
@@ -104,6 +104,15 @@ std::vector<int64_t> ConversationSet::read_item_ends(const std::string& name, in
 
 void ConversationSet::read_items() {
   for (const auto& info : file_.tensors()) {
+    if (info.name.starts_with(kConversationPrefix)) {
+      const auto name = info.name.substr(kConversationPrefix.size());
+      const at::Tensor values = need_tensor(file_, info.name, at::kFloat, 1);
+      TORCH_CHECK(values.size(0) == size(), file_.path(), ": ", info.name, " must have a value for each of the ",
+                  size(), " conversations");
+      std::vector<int64_t> ends(sample_ends_.size());
+      std::iota(ends.begin(), ends.end(), int64_t{1});
+      items_.push_back({.name = name, .values = values, .ends = std::move(ends), .is_input = false});
+    }
     if (!info.name.starts_with(kItemsPrefix)) continue;
     const auto name = info.name.substr(kItemsPrefix.size());
     TORCH_CHECK((info.dtype == at::kFloat || info.dtype == at::kLong) && !info.sizes.empty(), file_.path(), ": ",
@@ -200,7 +209,8 @@ void add_items(Batch& batch, const ConversationSet& set, std::span<const Convers
     for (const auto& each : samples) {
       if (each.items[kind].size(0) > 0) parts.push_back(each.items[kind]);
     }
-    if (!parts.empty()) batch.set(items.name, cat_parts(parts, 0, pin_memory && !items.is_host_data), Axis::kItem);
+    if (parts.empty()) continue;
+    batch.set(items.name, cat_parts(parts, 0, pin_memory && !items.is_host_data), Axis::kItem, items.is_input);
   }
 }
 
@@ -221,27 +231,36 @@ ConversationDataset::ConversationDataset(std::shared_ptr<const ConversationSet> 
   do {
     std::iota(groups.begin(), groups.end(), int64_t{0});
     if (options.shuffles) random.shuffle(std::span<int64_t>(groups));
-    std::vector<int64_t> epoch;
-    for (const int64_t group : groups) {
-      for (int64_t i = 0; i < options.group; ++i) epoch.push_back(options.first + group * options.group + i);
-    }
-    add_epoch(epoch, options.seq_length);
+    std::vector<int64_t> firsts;
+    for (const int64_t group : groups) firsts.push_back(options.first + group * options.group);
+    add_epoch(firsts, options);
   } while (size() < options.num_samples.value_or(0));
   if (options.num_samples) sample_ends_.resize(static_cast<size_t>(*options.num_samples));
 }
 
-void ConversationDataset::add_epoch(const std::vector<int64_t>& epoch, int64_t seq_length) {
+void ConversationDataset::add_epoch(const std::vector<int64_t>& firsts, const SplitOptions& options) {
   if (!packs_) {
-    for (const int64_t conversation : epoch) {
-      order_.push_back(conversation);
-      sample_ends_.push_back(std::ssize(order_));
+    for (const int64_t first : firsts) {
+      for (int64_t i = 0; i < options.group; ++i) {
+        order_.push_back(first + i);
+        sample_ends_.push_back(std::ssize(order_));
+      }
     }
     return;
   }
   std::vector<int64_t> lengths;
-  for (const int64_t conversation : epoch) lengths.push_back(set_->tokens_of(conversation) - 1);
-  for (const auto& sample : pack_sequences(lengths, seq_length)) {
-    for (const int64_t place : sample) order_.push_back(epoch[static_cast<size_t>(place)]);
+  for (const int64_t first : firsts) {
+    int64_t length = 0;
+    for (int64_t i = 0; i < options.group; ++i) length += set_->tokens_of(first + i) - 1;
+    TORCH_CHECK(length <= options.seq_length, "conversations ", first, " to ", first + options.group - 1, " of \"",
+                set_->prefix(), "\" belong together and have ", length, " tokens, which --neat-packing puts in a row: ",
+                "raise --seq-length, or leave out --neat-packing");
+    lengths.push_back(length);
+  }
+  for (const auto& sample : pack_sequences(lengths, options.seq_length)) {
+    for (const int64_t place : sample) {
+      for (int64_t i = 0; i < options.group; ++i) order_.push_back(firsts[static_cast<size_t>(place)] + i);
+    }
     sample_ends_.push_back(std::ssize(order_));
   }
 }

@@ -34,6 +34,7 @@ inline constexpr const char* kConversationsSuffix = ".vision.safetensors";
 ///   pixel_values_videos float32 [patches, pixels of a patch]
 /// and any number of columns for objectives:
 ///   column.NAME float32 [S]: one value for each token
+///   conversation.NAME float32 [N]: one value for each sample
 /// and any number of kinds of items for a model's encoder:
 ///   items.NAME float32 or int64 [items, ...]; item_ends.NAME int64 [N]
 class ConversationSet {
@@ -59,6 +60,7 @@ class ConversationSet {
     at::Tensor values;          ///< [items, ...], inside the mapping
     std::vector<int64_t> ends;  ///< number of items up to the end of each sample
     bool is_host_data = false;  ///< read by models on the host, so never in page-locked memory
+    bool is_input = true;       ///< Column::is_input
   };
   const std::vector<Items>& items() const { return items_; }
 
@@ -88,7 +90,7 @@ void add_items(Batch& batch, const ConversationSet& set, std::span<const Convers
 /// than 2 or more than seq_length + 1 tokens. A sample is one conversation. With `packs` it is several conversations of
 /// one epoch, packed into seq_length by pack_sequences(): each is a document of the batch, its positions start at 0,
 /// and no label crosses into the next. A batch is as long as its longest sample, rounded up to length_multiple; with
-/// `packs` the padding of a row is a document, too. loss_mask and columns are shifted like labels: entry i belongs to
+/// `packs` the padding of a row is a document, too; neighbours that stay together are in one row. loss_mask and columns are shifted like labels: entry i belongs to
 /// token i + 1. The flags about documents have no effect.
 class ConversationDataset : public SampleDataset {
  public:
@@ -105,7 +107,8 @@ class ConversationDataset : public SampleDataset {
 
  private:
   std::span<const int64_t> numbers_of(int64_t index) const;
-  void add_epoch(const std::vector<int64_t>& epoch, int64_t seq_length);
+  /// Adds the groups of an epoch: of conversations first, first + 1, ...
+  void add_epoch(const std::vector<int64_t>& firsts, const SplitOptions& options);
 
   std::shared_ptr<const ConversationSet> set_;
   int64_t first_, last_;

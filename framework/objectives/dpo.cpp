@@ -1,48 +1,64 @@
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/relu.h>
 
-#include "framework/objectives/objectives.h"
+#include "framework/objectives/preferences.h"
 
 namespace megashard {
 namespace {
 
-/// Direct preference optimisation with a sigmoid (arXiv:2305.18290; TRL's DPOTrainer, loss_type "sigmoid"). Rows
-/// alternate: a chosen answer, then the rejected one. ref_log_probs [B, T] are the reference model's log-probabilities
-/// of the labels; loss_mask marks the answers.
-class Dpo final : public Objective {
+enum class DpoLoss { kSigmoid, kRobust, kHinge, kIpo, kIpoSum, kSigmoidNorm };
+const std::vector<std::string> kDpoLosses{"sigmoid", "robust", "hinge", "ipo", "ipo_sum", "sigmoid_norm"};
+
+struct DpoOptions {
+  double beta;
+  DpoLoss loss;
+  double smoothing, nll;
+};
+
+/// Direct preference optimisation (arXiv:2305.18290; the loss types of TRL's DPOTrainer; ipo_sum is ROLL's).
+/// ref_log_probs [B, T] are the reference model's log-probabilities of the labels.
+class Dpo final : public PreferenceObjective {
  public:
-  explicit Dpo(double beta) : beta_(beta) {}
+  explicit Dpo(const DpoOptions& options) : PreferenceObjective("dpo", options.nll), options_(options) {}
 
-  std::vector<std::string> columns() const override { return {kLossMask, kRefLogProbs}; }
-  int64_t rows_per_term() const override { return 2; }
-  at::Tensor count(const Batch& whole) const override {
-    const at::Tensor& mask = whole.at(kLossMask);
-    return at::full({}, static_cast<double>(mask.size(0) / 2), mask.options());
-  }
+  std::vector<std::string> columns() const override { return {kLossMask, kLabelCounts, kRefLogProbs}; }
 
-  Loss operator()(const at::Tensor& token_losses, const Batch& batch) const override {
-    const at::Tensor& mask = batch.at(kLossMask);
-    const auto pairs = [&](const at::Tensor& log_ratios) {  // [pairs, 2] sums over the rows
-      return sum_over_sequence((log_ratios * mask).sum(1), batch.sequence).view({-1, 2}) * beta_;
-    };
-    const at::Tensor rewards = pairs(-token_losses - batch.at(kRefLogProbs));
-    const at::Tensor chosen = rewards.select(1, 0), rejected = rewards.select(1, 1), margins = chosen - rejected;
-    const at::Tensor losses = -at::log_sigmoid(margins);
-    const int ranks = batch.sequence.is_whole() ? 1 : batch.sequence.group->size();  // each has all of the rows' sums
-    const at::Tensor count = at::full({}, static_cast<double>(margins.size(0)), margins.options().dtype(at::kDouble));
-    const auto metric = [&](const char* name, const at::Tensor& each) {
-      return MetricSum{.name = name, .sum = each.detach().sum().to(at::kDouble), .count = count};
-    };
-    return {
-        .sum = losses.sum() / ranks,
-        .metrics = {metric("dpo loss", losses), metric("rewards/chosen", chosen), metric("rewards/rejected", rejected),
-                    metric("rewards/margins", margins), metric("rewards/accuracies", margins > 0)}};
+ protected:
+  Terms terms(const LossInputs& in, const Sequences& sequences) const override {
+    const Pairs ratios = sums(-in.token_losses - in.batch.at(kRefLogProbs), in, sequences);
+    const Pairs rewards{ratios.chosen * options_.beta, ratios.rejected * options_.beta};
+    return {.losses = losses(ratios, lengths(sequences)), .rewards = rewards};
   }
 
  private:
-  static constexpr const char* kRefLogProbs = "ref_log_probs";
-  double beta_;
+  at::Tensor losses(const Pairs& ratios, const Pairs& lengths) const {
+    const double beta = options_.beta, flipped = options_.smoothing;
+    const auto means = [&] {
+      return Pairs{ratios.chosen / lengths.chosen.clamp_min(1), ratios.rejected / lengths.rejected.clamp_min(1)};
+    };
+    const auto smoothed = [&](const at::Tensor& x, double sign) {
+      const at::Tensor clean = -at::log_sigmoid(x);
+      return flipped == 0 ? clean : (1 - flipped) * clean - sign * flipped * at::log_sigmoid(-x);
+    };
+    switch (options_.loss) {
+      case DpoLoss::kSigmoid:
+        return smoothed(beta * ratios.difference(), 1);
+      case DpoLoss::kRobust:
+        return smoothed(beta * ratios.difference(), -1) / (1 - 2 * flipped);
+      case DpoLoss::kHinge:
+        return at::relu(1 - beta * ratios.difference());
+      case DpoLoss::kIpo:
+        return (means().difference() - 1 / (2 * beta)).square();
+      case DpoLoss::kIpoSum:
+        return (ratios.difference() - 1 / (2 * beta)).square();
+      case DpoLoss::kSigmoidNorm:
+        return smoothed(beta * means().difference(), 1);
+    }
+    TORCH_CHECK(false, "no such loss");
+  }
+
+  DpoOptions options_;
 };
 
 const RegisterObjective kRegisteredDpo(
@@ -51,8 +67,22 @@ const RegisterObjective kRegisteredDpo(
                   .initial = 0.1,
                   .least = 0,
                   .most = 1e3,
-                  .help = "how strongly --objective dpo keeps the model near the reference (TRL's beta)"}},
-     .make = [](const std::vector<double>& options) { return std::make_unique<Dpo>(options[0]); }});
+                  .help = "how strongly --objective dpo keeps the model near the reference (TRL's beta)"},
+                 {.flag = "--dpo-loss-type",
+                  .help = "loss of a pair (TRL's loss_type); ipo_sum: by sums of log-probabilities",
+                  .words = kDpoLosses},
+                 {.flag = "--dpo-label-smoothing",
+                  .least = 0,
+                  .most = 0.49,
+                  .help = "probability that a pair's answers are the wrong way round; of sigmoid, robust, sigmoid_norm"},
+                 {.flag = "--dpo-nll-weight",
+                  .least = 0,
+                  .most = 1e3,
+                  .help = "adds so much of the chosen answers' mean token loss (TRL's loss_type sft)"}},
+     .make = [](const std::vector<double>& options) {
+       return std::make_unique<Dpo>(
+           DpoOptions{options[0], static_cast<DpoLoss>(options[1]), options[2], options[3]});
+     }});
 
 }  // namespace
 }  // namespace megashard

@@ -32,9 +32,9 @@ class NextToken final : public Objective {
   at::Tensor count(const Batch& whole) const override { return whole.at(kLossMask).sum(); }
   at::Tensor weights(const Batch& whole) const override { return whole.at(kLossMask); }
 
-  Loss operator()(const at::Tensor& token_losses, const Batch& batch) const override {
-    const at::Tensor& mask = batch.at(kLossMask);
-    const at::Tensor sum = (token_losses * mask).sum();
+  Loss operator()(const LossInputs& in) const override {
+    const at::Tensor& mask = in.batch.at(kLossMask);
+    const at::Tensor sum = (in.token_losses * mask).sum();
     return {.sum = sum,
             .metrics = {{.name = "lm loss", .sum = sum.detach().to(at::kDouble), .count = mask.sum().to(at::kDouble)}}};
   }

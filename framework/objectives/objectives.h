@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,8 +21,18 @@ struct MetricSum {
 
 /// The loss of a micro batch: the sum of its terms (of tokens, rows or pairs), over this rank's rows of the sequences.
 struct Loss {
-  at::Tensor sum;                  ///< scalar fp32 with gradient
-  std::vector<MetricSum> metrics;  ///< the first one is the loss; the same names in each step
+  /// Fp32 with gradient: scalar, or [means] of a loss that adds several means, as count().
+  at::Tensor sum;
+  /// The first one is the loss; the same names in each step. Of several means the trainer computes the first one.
+  std::vector<MetricSum> metrics;
+};
+
+/// What a loss is computed from: this rank's rows of a micro batch.
+struct LossInputs {
+  at::Tensor token_losses;  ///< [B, T] fp32, -log p(label)
+  const Batch& batch;
+  /// Mean of a tensor without gradient over all ranks. Collective.
+  std::function<at::Tensor(const at::Tensor&)> mean_over_ranks;
 };
 
 /// The loss that training minimises: a function of the tokens' losses -log p(label) (torchtitan's and TRL's loss
@@ -34,15 +45,17 @@ class Objective {
 
   /// Columns that a batch needs besides tokens and labels.
   virtual std::vector<std::string> columns() const = 0;
-  /// How many neighbouring rows a term needs, which stay in one micro batch: 2 for pairs.
+  /// How many neighbouring sequences a term needs, which stay together: 2 for pairs.
   virtual int64_t rows_per_term() const { return 1; }
-  /// Scalar fp32: how many terms a micro batch with whole sequences has.
+  /// Fp32: how many terms a micro batch with whole sequences has: a scalar, or [means].
   virtual at::Tensor count(const Batch& whole) const = 0;
+  /// True: its mean is over the global batch, as --calculate-per-token-loss makes it for all.
+  virtual bool is_over_global_batch() const { return false; }
   /// For a loss that is linear in the tokens' losses: the gradient of operator()'s sum, [B, T] fp32 of whole sequences.
   /// Models may then make the head's gradients in forward. Undefined for all others.
   virtual at::Tensor weights(const Batch& /*whole*/) const { return {}; }
-  /// `token_losses` [B, T] and the columns: this rank's rows (sum_over_sequence adds up those of a cut sequence).
-  virtual Loss operator()(const at::Tensor& token_losses, const Batch& batch) const = 0;
+  /// Of this rank's rows (Sequences adds up those of a cut sequence). Collective where ranks share sequences.
+  virtual Loss operator()(const LossInputs& in) const = 0;
 };
 
 /// A value of --objective.
@@ -60,5 +73,7 @@ struct RegisterObjective {
 };
 
 inline constexpr const char* kNextToken = "next-token";
+/// Column [B, T] float32: a reference model's log-probabilities of the labels.
+inline constexpr const char* kRefLogProbs = "ref_log_probs";
 
 }  // namespace megashard

@@ -4,9 +4,13 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "framework/diagnostics.h"
+#include "framework/mistakes.h"
+#include "framework/objectives/sequences.h"
 #include "framework/training/parallel_groups.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -36,6 +40,8 @@ TrainStep::TrainStep(MultiModalModule& model, const Objective& objective, Optimi
       has_replicas_(has_replicas(model)) {
   for (const auto& module : model_.modules(/*include_self=*/false)) {
     if (auto* ends = dynamic_cast<EndsSteps*>(module.get())) ends_.push_back(ends);
+    auto* adapted = dynamic_cast<HasAdapters*>(module.get());
+    if (adapted != nullptr && adapted->has_adapters()) adapters_.push_back(adapted);
   }
 }
 
@@ -44,52 +50,120 @@ void TrainStep::empty_unused_memory(int64_t from_level) {
   c10::getDeviceAllocator(device_.type())->emptyCache();
 }
 
-Batch TrainStep::on_device(Batch batch) const {
+Batch TrainStep::with_sequences(Batch batch) const {
+  const auto names = objective_.columns();
+  if (std::ranges::find(names, kLabelCounts) != names.end()) add_sequences(batch);
   if (metric_names_.empty()) {
-    for (const std::string& name : objective_.columns())
-      require(batch.find(name).defined(),
+    for (const std::string& name : names)
+      require(batch.find(name).defined() || (name == kRefLogProbs && !adapters_.empty()),
               "the data have no column \"" + name + "\", which --objective needs (docs/objectives.md).");
   }
+  return batch;
+}
+
+Batch TrainStep::on_device(Batch batch) {
+  batch = with_sequences(std::move(batch));
   batch.sequence = options_.sequence.with_length(batch.tokens().size(1));
-  return to_device(model_.prepared(std::move(batch)), device_);
+  Batch whole = to_device(model_.prepared(std::move(batch)), device_);
+  const auto names = objective_.columns();
+  const bool is_wanted = std::ranges::find(names, kRefLogProbs) != names.end() && !whole.find(kRefLogProbs).defined();
+  if (!is_wanted) return whole;
+  for (HasAdapters* each : adapters_) each->use_adapters(false);
+  whole.set(kRefLogProbs, -token_losses_of(whole), Axis::kToken, /*is_input=*/false);
+  for (HasAdapters* each : adapters_) each->use_adapters(true);
+  return whole;
+}
+
+at::Tensor TrainStep::token_losses_of(const Batch& whole) {
+  const c10::NoGradGuard no_grad;
+  const bool was_training = model_.is_training();
+  model_.eval();
+  const at::Tensor losses = whole_of_rows(model_(rows_of_rank(whole)).token_losses, 1, whole.sequence);
+  model_.train(was_training);
+  return losses;
 }
 
 at::Tensor TrainStep::global_scale(const std::vector<Batch>& micro_batches) {
-  if (!options_.calculate_per_token_loss) return {};
-  at::Tensor terms = at::zeros({1}, at::TensorOptions(at::kDouble).device(device_));
-  for (const Batch& batch : micro_batches) terms += objective_.count(batch).to(at::kDouble);
+  if (!options_.calculate_per_token_loss && !objective_.is_over_global_batch()) return {};
+  at::Tensor terms;
+  for (const Batch& batch : micro_batches) {
+    const at::Tensor count = objective_.count(with_sequences(batch)).to(at::kDouble);
+    terms = terms.defined() ? terms + count : count;
+  }
+  terms = terms.to(device_).view({-1}).contiguous();
   group_->all_reduce(terms, ReduceOp::kSum).wait();
   // fully_shard averages over the ranks, and the mean over all terms needs the sum. Every rank of a sequence has
   // counted its terms.
-  return (group_->size() * sequence_ranks() / terms.clamp_min(1.0))[0].to(at::kFloat);
+  const at::Tensor scale = (group_->size() * sequence_ranks() / terms.clamp_min(1.0)).to(at::kFloat);
+  return scale.size(0) == 1 ? scale[0] : scale;
 }
 
-std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const at::Tensor& global_scale, double micro_batches) {
+at::Tensor TrainStep::factor_of(const at::Tensor& count, const Scale& scale) const {
+  return scale.global.defined() ? scale.global : sequence_ranks() / scale.micro_batches / count.clamp_min(1);
+}
+
+at::Tensor TrainStep::scaled(const at::Tensor& loss) const {
+  return options_.scaler == nullptr ? loss : loss * options_.scaler->scale_tensor();
+}
+
+std::pair<at::Tensor, std::vector<MetricSum>> TrainStep::loss_of(const at::Tensor& token_losses, const Batch& mine,
+                                                                 const at::Tensor& count, const at::Tensor& factor,
+                                                                 const Scale& scale) const {
+  Loss loss = objective_({.token_losses = token_losses, .batch = mine, .mean_over_ranks = [&](at::Tensor value) {
+                            value = value.clone();
+                            group_->all_reduce(value, ReduceOp::kSum).wait();
+                            return value / group_->size();
+                          }});
+  at::Tensor total = (loss.sum * factor).sum();
+  if (count.dim() > 0) {
+    MetricSum& first = loss.metrics.front();
+    first.sum = total.detach().to(at::kDouble);
+    first.count = at::full_like(first.sum, 1 / scale.micro_batches);
+  }
+  return {std::move(total), std::move(loss.metrics)};
+}
+
+std::pair<at::Tensor, std::vector<MetricSum>> TrainStep::loss_weights(Batch whole, const Scale& scale) {
+  const at::Tensor losses = token_losses_of(whole).detach().requires_grad_();
+  whole.sequence = {};  // every rank that shares the sequences computes the same
   const at::Tensor count = objective_.count(whole);
-  at::Tensor factor = options_.scaler == nullptr ? at::ones({}, count.options()) : options_.scaler->scale_tensor();
-  factor =
-      global_scale.defined() ? factor * global_scale : factor / count.clamp_min(1) * (sequence_ranks() / micro_batches);
-  at::Tensor total;
+  auto [total, metrics] = loss_of(losses, whole, count, factor_of(count, scale), scale);
+  scaled(total).backward();
+  return {losses.grad(), std::move(metrics)};
+}
+
+std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const Scale& scale) {
+  const at::Tensor count = objective_.count(whole), factor = factor_of(count, scale);
   std::vector<MetricSum> metrics;
+  at::Tensor weights = objective_.weights(whole), total;
+  const bool counts_tokens = weights.defined();
   {
     const TimedPart forward(options_.timers, StepPart::kForward);
-    const at::Tensor weights = objective_.weights(whole);
-    if (weights.defined()) whole.set(kLossWeights, weights * factor, Axis::kToken, /*is_input=*/false);
+    if (counts_tokens) {
+      weights = scaled(weights * factor);
+    } else if (options_.loss_by_weights) {
+      std::tie(weights, metrics) = loss_weights(whole, scale);
+    }
+    if (weights.defined()) whole.set(kLossWeights, weights, Axis::kToken, /*is_input=*/false);
     const Batch mine = rows_of_rank(std::move(whole));
     const ModelOutput output = model_(mine);
     TORCH_CHECK(output.token_losses.defined(), model_.class_name(),
                 " returned no token_losses for a batch with labels");
-    Loss loss = objective_(output.token_losses, mine);
-    metrics = std::move(loss.metrics);
+    if (metrics.empty()) std::tie(total, metrics) = loss_of(output.token_losses, mine, count, factor, scale);
     // A model that has made the head's gradients in forward returns the sum that they are of.
-    total = output.weighted_loss.defined() ? output.weighted_loss : loss.sum * factor;
+    if (output.weighted_loss.defined()) {
+      total = output.weighted_loss;
+    } else {
+      total = total.defined() ? scaled(total) : (output.token_losses * mine.at(kLossWeights)).sum();
+    }
     if (!output.aux.empty()) {
-      const at::Tensor own = mine.find(kLossWeights);
-      const at::Tensor share = own.defined() ? own.contiguous().sum() : factor * count / sequence_ranks();
+      const at::Tensor terms = count.view({-1})[0];
+      const at::Tensor share = counts_tokens ? mine.at(kLossWeights).contiguous().sum()
+                                             : scaled(factor.view({-1})[0] * terms / sequence_ranks());
       const at::Tensor one = at::ones({}, at::TensorOptions(at::kDouble).device(device_));
       for (const AuxTerm& term : output.aux) {
-        const bool by_tokens = global_scale.defined() && term.tokens.defined();
-        total = total + term.value * (by_tokens ? share * (term.tokens / count.clamp_min(1)) : share);
+        const bool by_tokens = scale.global.defined() && term.tokens.defined();
+        total = total + term.value * (by_tokens ? share * (term.tokens / terms.clamp_min(1)) : share);
         metrics.push_back({.name = term.name, .sum = term.metric.to(at::kDouble), .count = one});
       }
     }
@@ -112,15 +186,14 @@ at::Tensor TrainStep::sums_of(const std::vector<MetricSum>& metrics) {
 at::Tensor TrainStep::backward(const std::vector<Batch>& micro_batches) {
   optimizer_.zero_grad();
   const TimedPart timed(options_.timers, StepPart::kForwardBackward);
-  const at::Tensor scale = global_scale(micro_batches);
+  const Scale scale{.global = global_scale(micro_batches), .micro_batches = static_cast<double>(micro_batches.size())};
   std::vector<at::Tensor> sums;
   for (size_t i = 0; i < micro_batches.size(); ++i) {
     const bool last = i + 1 == micro_batches.size();
     if (!options_.reduces_each_microbatch) set_requires_gradient_sync(model_, last);
     if (has_replicas_) set_requires_all_reduce(model_, last);
     if (micro_batches.size() > 1 && (i == 0 || last)) set_is_last_microbatch(model_, last);
-    sums.push_back(
-        sums_of(forward_backward(on_device(micro_batches[i]), scale, static_cast<double>(micro_batches.size()))));
+    sums.push_back(sums_of(forward_backward(on_device(micro_batches[i]), scale)));
   }
   reduce_replicated_gradients(replicated_, *group_);
   return at::stack(sums).sum(0);
@@ -187,8 +260,10 @@ void TrainStep::end_step() {
 
 at::Tensor TrainStep::evaluate(const Batch& batch) {
   const c10::NoGradGuard no_grad;
-  const Batch mine = rows_of_rank(on_device(batch));
-  return sums_of(objective_(model_(mine).token_losses, mine).metrics);
+  const Batch whole = on_device(batch), mine = rows_of_rank(whole);
+  const at::Tensor count = objective_.count(whole);
+  const Scale scale{.global = {}, .micro_batches = 1};
+  return sums_of(loss_of(model_(mine).token_losses, mine, count, factor_of(count, scale), scale).second);
 }
 
 }  // namespace megashard

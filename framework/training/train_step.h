@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "framework/batch.h"
 #include "framework/diagnostics.h"
+#include "framework/modules/adapters.h"
 #include "framework/modules/multi_modal_module.h"
 #include "framework/objectives/objectives.h"
 #include "framework/training/optimizers/optimizer.h"
@@ -24,6 +26,9 @@ struct TrainStepOptions {
   double clip_grad = 1.0;                 ///< 0: the norm is computed, nothing is clipped
   bool needs_finite_gradients = false;    ///< true: a step whose gradient norm is not finite changes nothing
   bool calculate_per_token_loss = false;  ///< one mean over the global batch, not a mean of microbatches' means
+  /// Two passes: a forward without gradients, the loss's gradient by the tokens' losses, and a pass with these as
+  /// weights.
+  bool loss_by_weights = false;
   /// false: gradients stay whole until the last microbatch's backward reduces them: less
   /// communication, more memory.
   bool reduces_each_microbatch = true;
@@ -63,22 +68,40 @@ class TrainStep {
  private:
   void empty_unused_memory(int64_t from_level);
   void end_step();
-  /// The batch on the device, prepared, with whole sequences. Throws for the first one if it lacks a column that the
-  /// objective needs.
-  Batch on_device(Batch batch) const;
+  /// With the columns of sequences, if the objective needs them. Throws for the first batch if it lacks a column that
+  /// the objective needs.
+  Batch with_sequences(Batch batch) const;
+  /// The batch on the device, prepared, with whole sequences.
+  Batch on_device(Batch batch);
+  /// Token losses of whole sequences, [B, T], from a forward without gradients and dropout.
+  at::Tensor token_losses_of(const Batch& whole);
   /// 1 / (what the losses of all micro batches are averaged over), where that is one number for the step; else
   /// undefined.
   at::Tensor global_scale(const std::vector<Batch>& micro_batches);
   /// Sum and count of each metric, [2 * metrics] fp64.
   at::Tensor sums_of(const std::vector<MetricSum>& metrics);
-  /// Forward and backward of one micro batch of `micro_batches`. Returns the metrics.
-  std::vector<MetricSum> forward_backward(Batch whole, const at::Tensor& global_scale, double micro_batches);
+  struct Scale {
+    at::Tensor global;     // global_scale()
+    double micro_batches;  // of the step
+  };
+  /// By what the loss's sums are multiplied: a scalar or [means].
+  at::Tensor factor_of(const at::Tensor& count, const Scale& scale) const;
+  at::Tensor scaled(const at::Tensor& loss) const;  // by the loss scale
+  /// The loss times its factor, and its metrics.
+  std::pair<at::Tensor, std::vector<MetricSum>> loss_of(const at::Tensor& token_losses, const Batch& mine,
+                                                        const at::Tensor& count, const at::Tensor& factor,
+                                                        const Scale& scale) const;
+  /// Gradient of the loss by the token losses of whole sequences, [B, T], from a forward without gradients.
+  std::pair<at::Tensor, std::vector<MetricSum>> loss_weights(Batch whole, const Scale& scale);
+  /// Forward and backward of one micro batch. Returns the metrics.
+  std::vector<MetricSum> forward_backward(Batch whole, const Scale& scale);
   double sequence_ranks() const { return options_.sequence.is_whole() ? 1 : options_.sequence.group->size(); }
 
   MultiModalModule& model_;
   const Objective& objective_;
   Optimizer& optimizer_;
   std::vector<EndsSteps*> ends_;        // the model's modules that have an end of the step
+  std::vector<HasAdapters*> adapters_;  // those that have adapters
   std::vector<at::Tensor> replicated_;  // parameters that fully_shard does not reduce
   ProcessGroupPtr group_;
   c10::Device device_;

@@ -138,9 +138,13 @@ Trainer::Trainer(TrainingPlan plan, MultiModalModule& model, const ParallelGroup
           },
           [this](const std::string& why) { metrics_files_->events().save_failed(why, state_.progress.step); })) {
   state_.scaler = scaler_.get();
-  require(plan_.length.batches.micro_batch_size % objective_->rows_per_term() == 0,
-          c10::str("--objective ", plan_.objective, " compares ", objective_->rows_per_term(),
+  const int64_t together = objective_->rows_per_term();
+  require(plan_.data.sets.neat_packing || plan_.length.batches.micro_batch_size % together == 0,
+          c10::str("--objective ", plan_.objective, " compares ", together,
                    " neighbouring samples; give --micro-batch-size a multiple of it."));
+  require(together == 1 || plan_.data.order == SamplerType::kSingle,
+          "--objective " + plan_.objective +
+              " compares neighbouring samples, which --dataloader-type cyclic takes apart; leave it out.");
   check_overrides(plan_.optimizer.overrides, *optimizer_, world_);
   if (!plan_.first_weights.empty()) search_.note_loaded(plan_.first_weights);
   add_listeners();

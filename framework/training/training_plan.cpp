@@ -14,6 +14,7 @@ TrainingPlan plan_training(const Arguments& arguments, DataOptions sets) {
           .step = {.clip_grad = arguments.clip_grad,
                    .needs_finite_gradients = arguments.check_for_nan_in_loss_and_grad,
                    .calculate_per_token_loss = arguments.calculate_per_token_loss,
+                   .loss_by_weights = arguments.loss_by_weights,
                    .reduces_each_microbatch = arguments.reduce_scatter_during_grad_accumulation,
                    .empty_unused_memory_level = arguments.empty_unused_memory_level,
                    .check_collective_order = arguments.check_collective_order},

@@ -21,6 +21,7 @@ namespace megashard {
 namespace {
 
 constexpr const char* kLogProbs = "--log-probs";
+constexpr const char* kInto = "--into";
 constexpr const char* kGenerate = "--generate";
 constexpr const char* kGenerated = "--generated";
 
@@ -36,12 +37,16 @@ const Program& infer_program() {
                  "accepted, not listed here and not used. --micro-batch-size is the documents of\n"
                  "one forward. Defaults are shown in [].\n",
       .flags = {{kLogProbs, "FILE.npy", "log-probability of each token given those before it: [documents, seq-length]"},
+                {kInto, "COLUMN",
+                 "the same, as a column of the conversations of --data-path: ref_log_probs is what preference "
+                 "losses read"},
                 {kGenerate, "INT",
                  "continue each document by so many likeliest tokens, one by one; of a "
                  "conversation what comes before its last answer"},
                 {kGenerated, "FILE.npy", "where to: [documents, number of --generate]"}},
       .shown = is_shown,
       .examples = "  megashard infer --hf-model DIR --data-path data --log-probs out.npy\n"
+                  "  megashard infer --hf-model REFERENCE --data-path pairs --into ref_log_probs\n"
                   "  megashard infer run.yaml --load runs/a --generate 64 --generated out.npy\n"};
   return program;
 }
@@ -49,7 +54,7 @@ const Program& infer_program() {
 constexpr RunParts kInference = {.training = false, .schedule = false};
 
 struct InferFlags {
-  std::optional<std::string> log_probs, generated;
+  std::optional<std::string> log_probs, into, generated;
   int64_t new_tokens = 0;  // of --generate
 };
 
@@ -58,12 +63,12 @@ InferFlags infer_flags(const std::map<std::string, std::string>& own, Mistakes& 
     const auto found = own.find(flag);
     return found == own.end() ? std::nullopt : std::optional(found->second);
   };
-  InferFlags flags{value(kLogProbs), value(kGenerated)};
+  InferFlags flags{value(kLogProbs), value(kInto), value(kGenerated)};
   const auto number = value(kGenerate);
   mistakes.require(number.has_value() == flags.generated.has_value(),
                    "--generate N and --generated FILE.npy belong together; give both.");
-  mistakes.require(flags.log_probs || flags.generated || number,
-                   "there is nothing to do; give --log-probs FILE.npy or --generate N.");
+  mistakes.require(flags.log_probs || flags.into || flags.generated || number,
+                   "there is nothing to do; give --log-probs FILE.npy, --into COLUMN or --generate N.");
   if (!number) return flags;
   flags.new_tokens = parse_integer(*number).value_or(0);
   mistakes.require(flags.new_tokens >= 1, "--generate takes a number of tokens, got \"" + *number + "\".");
@@ -84,7 +89,13 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
   const ProcessGroupPtr& group = groups.world;
   const InferDocuments data(arguments.data_path.front(), *arguments.seq_length, model.vocab_size());
   const int64_t documents = data.size();
+  if (flags.into && !data.has_conversations()) {
+    throw UsageError("--into " + *flags.into + " writes a column of a set of conversations, and " +
+                     arguments.data_path.front() + " has documents; give --log-probs FILE.npy.");
+  }
   std::vector<OutputPath> outputs;
+  if (flags.into)
+    outputs.push_back({"--into", arguments.data_path.front() + kConversationsSuffix, OutputPath::Kind::kFile});
   if (flags.log_probs) outputs.push_back({"--log-probs", *flags.log_probs, OutputPath::Kind::kFile});
   if (flags.generated) outputs.push_back({"--generated", *flags.generated, OutputPath::Kind::kFile});
   try_output_paths(outputs, group);
@@ -96,6 +107,9 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
   std::optional<NpyFile> log_probs, generated;
   if (group->rank() == 0 && flags.log_probs) log_probs.emplace(*flags.log_probs, at::kFloat, length);
   if (group->rank() == 0 && flags.generated) generated.emplace(*flags.generated, at::kLong, flags.new_tokens);
+  at::Tensor column;  // a value for each token of the set
+  int64_t filled = 0;
+  if (group->rank() == 0 && flags.into) column = at::zeros({data.tokens()});
   double sum = 0;
   sink(Severity::kNotice, c10::str("Inferring on ", documents, " documents"));
   ProgressClock progress;
@@ -105,10 +119,15 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
     if (progress.is_due()) sink(Severity::kNotice, c10::str("Inferring: document ", start, "/", documents));
     InferenceBatch mine = data.read(first, last);
     const int64_t rows = std::min(documents - start, batch * readers->size());
-    if (flags.log_probs) {
+    if (flags.log_probs || flags.into) {
       const auto own = log_probabilities(model, mine, length, ranks);
       const auto all = gather_rows(own, batch, readers, device).narrow(0, 0, rows);
       if (log_probs) log_probs->append(all);
+      for (int64_t row = 0; column.defined() && row < rows; ++row) {
+        const int64_t tokens = data.tokens_of(start + row);
+        column.narrow(0, filled + 1, tokens - 1).copy_(all[row].narrow(0, 0, tokens - 1));
+        filled += tokens;
+      }
       sum += all.sum(at::kDouble).item<double>();
     }
     if (flags.generated) {
@@ -117,11 +136,13 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
       if (generated) generated->append(all);
     }
   }
-  if (log_probs) {
-    log_probs->finish();
+  if (log_probs) log_probs->finish();
+  if (column.defined()) write_column(arguments.data_path.front(), *flags.into, column);
+  if (flags.log_probs || flags.into) {
+    const std::string where = flags.log_probs ? *flags.log_probs : "column " + *flags.into + " of the data";
     sink(Severity::kNotice,
          c10::str("log-probabilities of ", documents, " documents: mean ",
-                  sum / static_cast<double>(data.tokens() - documents), " a token, in ", *flags.log_probs));
+                  sum / static_cast<double>(data.tokens() - documents), " a token, in ", where));
   }
   if (generated) {
     generated->finish();

@@ -33,6 +33,10 @@ int64_t InferDocuments::tokens() const {
   return tokens;
 }
 
+int64_t InferDocuments::tokens_of(int64_t number) const {
+  return conversations_ ? conversations_->tokens_of(number) : static_cast<int64_t>(text_of(number).size());
+}
+
 std::vector<int64_t> InferDocuments::text_of(int64_t number) const {
   if (conversations_) {
     const auto tokens = conversations_->sample(number).tokens;
@@ -86,6 +90,18 @@ InferenceBatch InferDocuments::prompts(InferenceBatch batch, int64_t first) cons
     ++first;
   }
   return batch;
+}
+
+void write_column(const std::string& prefix, const std::string& name, const at::Tensor& values) {
+  const SafetensorsFile old(prefix + kConversationsSuffix);
+  const TensorInfo column{.name = "column." + name, .dtype = at::kFloat, .sizes = values.sizes().vec()};
+  std::vector<TensorInfo> tensors{column};
+  for (const TensorInfo& each : old.tensors()) {
+    if (each.name != column.name) tensors.push_back(each);
+  }
+  SafetensorsWriter file(old.path(), std::move(tensors), old.metadata());
+  for (const TensorInfo& each : file.tensors()) file.write(each.name == column.name ? values : old.tensor(each.name));
+  file.finish();
 }
 
 namespace {

@@ -26,7 +26,9 @@ class InferDocuments {
   /// What read() gave of them, each conversation up to its last answer.
   InferenceBatch prompts(InferenceBatch batch, int64_t first) const;
   int64_t size() const;
-  int64_t tokens() const;  ///< of all
+  int64_t tokens() const;                    ///< of all
+  int64_t tokens_of(int64_t number) const;   ///< of a document or conversation
+  bool has_conversations() const { return conversations_ != nullptr; }
 
  private:
   std::vector<int64_t> text_of(int64_t number) const;
@@ -37,6 +39,10 @@ class InferDocuments {
   std::unique_ptr<IndexedDataset> documents_;  // one of the two
   std::unique_ptr<ConversationSet> conversations_;
 };
+
+/// Writes a column of a set of conversations into its file, which appears whole. `values`: float32, one for each token;
+/// replaces a column of that name.
+void write_column(const std::string& prefix, const std::string& name, const at::Tensor& values);
 
 /// A NumPy array file [rows, columns] of fp32 or int64 that grows row by row (numpy.load).
 class NpyFile {

@@ -180,8 +180,8 @@ void DecoderModel::prepare(Batch& input) const {
 
 ModelOutput DecoderModel::forward(Batch input) {
   for (const auto& [name, column] : input.columns) {
-    TORCH_CHECK(encoded_ || column.axis != Axis::kItem, class_name(), " sees no pictures, but the input has ", name,
-                ": train a vision-language model, or give text");
+    TORCH_CHECK(encoded_ || column.axis != Axis::kItem || !column.is_input, class_name(),
+                " sees no pictures, but the input has ", name, ": train a vision-language model, or give text");
   }
   const auto states = encoded_ ? encoded_->forward(input) : text_->forward(input, {});
   auto output = head_output(states.layers.hidden, input);

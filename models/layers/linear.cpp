@@ -38,7 +38,7 @@ at::Tensor Linear::forward_of_swiglu(const at::Tensor& gate, const at::Tensor& u
 
 at::Tensor Linear::product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const {
   const auto y = compute_ == nullptr ? linear(x, w, b) : compute_->forward(x, w, b);
-  if (lora_a_ == nullptr) return y;
+  if (lora_a_ == nullptr || !uses_adapters()) return y;
   const bool drops = lora_a_->is_training() && adapter_.dropout > 0;
   const auto narrow = lora_a_->forward(drops ? at::dropout(x, adapter_.dropout, /*train=*/true) : x);
   return at::add(y, lora_b_->forward(narrow), adapter_.scale);

@@ -37,6 +37,7 @@ class Linear : public torch::nn::Module, public SelfInitializing, public LinearL
   /// True if it computes x W^T + b alone, so that its product may be fused with others.
   bool is_plain() const { return compute_ == nullptr && lora_a_ == nullptr; }
   std::vector<Layer> linear_layers() const override;
+  bool has_adapters() const override { return lora_a_ != nullptr; }
   void set_compute(std::shared_ptr<LinearCompute> compute) override { compute_ = std::move(compute); }
   void add_adapters(const std::vector<std::string>& names, int64_t rank, double scale, double dropout) override;
   void init_own_weights(const WeightInit& init) override;

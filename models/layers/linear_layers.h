@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "framework/modules/adapters.h"
+
 namespace megashard {
 
 /// Computes a linear layer in another way than x W^T + b: in fp8.
@@ -25,7 +27,7 @@ struct LowRankAdapter {
 };
 
 /// A module of linear layers that fp8 and LoRA change: a Linear, or the experts of a layer.
-class LinearLayers {
+class LinearLayers : public HasAdapters {
  public:
   struct Layer {
     std::string name;               ///< in the module; empty: the module itself
@@ -33,7 +35,6 @@ class LinearLayers {
     at::Tensor weight;              ///< the parameter: [out, in], of experts [E, out, in] or [E, layers, out, in]
     const LowRankAdapter* adapter;  ///< null: none
   };
-  virtual ~LinearLayers() = default;
   virtual std::vector<Layer> linear_layers() const = 0;
   /// Replaces x W^T + b in all layers.
   virtual void set_compute(std::shared_ptr<LinearCompute> compute) = 0;

@@ -164,7 +164,7 @@ at::Tensor Experts::project(Index projection, const at::Tensor& rows, const RowG
                                                      : products_one_by_one(rows, weight, *groups, *compute_),
                                  groups);
   const auto& adapter = adapters_[projection];
-  if (!adapter) return results;
+  if (!adapter || !uses_adapters()) return results;
   const bool drops = is_training() && adapter->dropout > 0;
   const auto inputs = drops ? at::dropout(rows, adapter->dropout, /*train=*/true) : rows;
   const auto narrow = grouped_linear(inputs, adapter->lora_a, groups)[0];

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -46,6 +47,9 @@ class Experts : public torch::nn::Module, public SelfInitializing, public CutOve
 
   /// gate_proj, up_proj, down_proj; without a gate, the last two.
   std::vector<Layer> linear_layers() const override;
+  bool has_adapters() const override {
+    return std::ranges::any_of(adapters_, [](const auto& each) { return each.has_value(); });
+  }
   /// fp8 scales are those of one matrix, so `compute` is called for each expert.
   void set_compute(std::shared_ptr<LinearCompute> compute) override { compute_ = std::move(compute); }
   /// Draws the adapters of other ranks' experts, too, so that all begin as on one rank.

@@ -6,9 +6,9 @@ from safetensors.torch import save_file
 from megashard import losses, pretrain
 
 
-def write_conversation_set(prefix, conversations, masks, items=None, **columns):
+def write_conversation_set(prefix, conversations, masks, items=None, of_conversations=None, **columns):
     """Writes PREFIX.vision.safetensors of texts: tokens and loss mask of each; columns: a value per token; items: by
-    name a tensor of each conversation's items, or None."""
+    name a tensor of each conversation's items, or None; of_conversations: by name a value for each."""
     joined = lambda each, dtype: torch.cat([torch.as_tensor(part).to(dtype) for part in each])
     of_items = {}
     for name, each in (items or {}).items():
@@ -16,7 +16,8 @@ def write_conversation_set(prefix, conversations, masks, items=None, **columns):
         of_items[f"item_ends.{name}"] = torch.tensor([0 if part is None else len(part) for part in each]).cumsum(0)
     save_file({"tokens": joined(conversations, torch.int32), "loss_mask": joined(masks, torch.uint8),
                "sample_ends": torch.tensor([len(each) for each in conversations]).cumsum(0),
-               **of_items, **{f"column.{name}": values for name, values in columns.items()}},
+               **of_items, **{f"conversation.{name}": values for name, values in (of_conversations or {}).items()},
+               **{f"column.{name}": values for name, values in columns.items()}},
               f"{prefix}.vision.safetensors")
 
 

@@ -149,8 +149,8 @@ def test_the_callback_ends_the_training(libraries, folder):
     assert f"successfully saved checkpoint from iteration {over + 1:7d}" in out
 
 
-def test_the_loss_is_simpos(libraries, folder):
-    """Losses of two steps without a change, on two ranks."""
+def test_the_loss_weighs_answers_by_their_lengths(libraries, folder):
+    """Losses of two steps without a change, on two ranks, and packed."""
     torch.manual_seed(6)
     model = Qwen3ForCausalLM(Qwen3Config(
         vocab_size=30, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, head_dim=8,
@@ -158,22 +158,23 @@ def test_the_loss_is_simpos(libraries, folder):
     model.save_pretrained(folder / "model")
     tokens, lengths = torch.randint(0, 30, (8, 9)), [9, 7, 5, 9, 6, 6, 8, 4]
     masks = [torch.arange(length) > 2 for length in lengths]
-    write_conversation_set(folder / "pairs", [row[:length] for row, length in zip(tokens, lengths)], masks)
+    write_conversation_set(folder / "answers", [row[:length] for row, length in zip(tokens, lengths)], masks)
+    wanted = []
     with torch.no_grad():
-        rewards = []
         for row, length, mask in zip(tokens, lengths, masks):
-            log_probs = model(row[None, :length - 1]).logits[0].log_softmax(-1)
-            of_labels = log_probs.gather(1, row[1:length, None])[:, 0]
-            rewards.append(of_labels[mask[1:]].mean())
-    wanted = [-torch.nn.functional.logsigmoid(1.5 * (chosen - rejected) - 0.5).item()
-              for chosen, rejected in zip(rewards[::2], rewards[1::2])]
-    steps, out = megashard.pretrain(
-        folder, "--hf-model", folder / "model", "--data-path", folder / "pairs", "--objective", "simpo",
-        "--simpo-beta", 1.5, "--simpo-margin", 0.5, ranks=2, env=libraries,
-        defaults="--split 1,0,0 --no-shuffle-conversations --seq-length 16 --micro-batch-size 2 --global-batch-size 4 "
-                 "--train-iters 2 --lr 0 --min-lr 0 --tokenizer-type NullTokenizer --vocab-size 29 " + megashard.RUN)
-    assert losses(steps) == pytest.approx([sum(wanted[:2]) / 2, sum(wanted[2:]) / 2], abs=1e-6)
-    assert " simpo loss: " in out
+            of_labels = log_probs(model, row[:length])[mask[1:]]
+            wanted.append(-of_labels.sum().item() / len(of_labels)**0.5)
+    run = lambda batch, *more, **on: megashard.pretrain(
+        folder, "--hf-model", folder / "model", "--data-path", folder / "answers", "--objective", "answers",
+        "--answers-power", 0.5, *more, env=libraries, **on,
+        defaults=f"--split 1,0,0 --no-shuffle-conversations --seq-length 64 --micro-batch-size {batch // 2} "
+                 f"--global-batch-size {batch} --train-iters 2 --lr 0 --min-lr 0 --tokenizer-type NullTokenizer "
+                 "--vocab-size 29 " + megashard.RUN)
+    steps, out = run(4, ranks=2)
+    assert losses(steps) == pytest.approx([sum(wanted[:4]) / 4, sum(wanted[4:]) / 4], abs=1e-6)
+    assert " answers loss: " in out
+    packed, _ = run(2, "--neat-packing", "--micro-batch-size", 1, "--global-batch-size", 1)
+    assert losses(packed)[0] == pytest.approx(sum(wanted) / 8, abs=1e-6)
 
 
 def log_probs(model, tokens):

@@ -1,21 +1,43 @@
-"""--objective dpo against TRL's DPOTrainer: losses, rewards and gradient norms of a training on one and two ranks."""
+"""Losses of preferences against TRL's trainers: losses, rewards and gradient norms of 20 steps on one and two ranks."""
 import statistics
 
-import numpy
 import pytest
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import megashard
 from conversations import write_conversation_set
 
-WORDS, PAIRS, STEPS, BETA, LR, LENGTH = 60, 12, 3, 0.4, 1e-2, 24
+WORDS, PAIRS, STEPS, BETA, LR, LENGTH = 60, 12, 20, 0.4, 2e-3, 24
 METRICS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
-TRAINING = (f"--objective dpo --dpo-beta {BETA} --seq-length {LENGTH} --micro-batch-size 4 --global-batch-size 8 "
+TRAINING = (f"--seq-length {LENGTH} --micro-batch-size 4 --global-batch-size 8 "
             f"--train-iters {STEPS} --lr {LR} --min-lr {LR} --lr-decay-style constant --weight-decay 0 --clip-grad 1 "
             "--split 1,0,0 --no-shuffle-conversations --tokenizer-type NullTokenizer --vocab-size 59 --peak-tflops 1 "
             "--log-interval 1 " + megashard.RUN)
+DPO = f"--objective dpo --dpo-beta {BETA} "
+
+# Ours, and the trainer with what differs from DPOConfig's values below.
+KINDS = {
+    "sigmoid": ("dpo --dpo-loss-type sigmoid", "DPO", {"loss_type": ["sigmoid"]}),
+    "robust": ("dpo --dpo-loss-type robust --dpo-label-smoothing 0.1", "DPO",
+               {"loss_type": ["robust"], "label_smoothing": 0.1}),
+    "hinge": ("dpo --dpo-loss-type hinge", "DPO", {"loss_type": ["hinge"]}),
+    "ipo": ("dpo --dpo-loss-type ipo", "DPO", {"loss_type": ["ipo"]}),
+    "sigmoid_norm": ("dpo --dpo-loss-type sigmoid_norm", "DPO", {"loss_type": ["sigmoid_norm"]}),
+    "nll": ("dpo --dpo-nll-weight 0.3", "DPO", {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.3]}),
+    "orpo": (f"orpo --orpo-beta {BETA}", "ORPO", {}),
+    "simpo": (f"simpo --simpo-beta {BETA} --simpo-gamma 0.5 --simpo-label-smoothing 0.1", "CPO",
+              {"loss_type": "simpo", "simpo_gamma": 0.5, "cpo_alpha": 0.0, "label_smoothing": 0.1}),
+    "kto": (f"kto --kto-beta {BETA} --kto-desirable-weight 1.2 --kto-undesirable-weight 0.8", "KTO",
+            {"desirable_weight": 1.2, "undesirable_weight": 0.8}),
+}
+
+
+def ours(kind):
+    flags = "--objective " + KINDS[kind][0]
+    return flags + (f" --dpo-beta {BETA}" if KINDS[kind][1] == "DPO" else "")
 
 
 def network(seed):
@@ -29,27 +51,42 @@ def network(seed):
 def pairs():
     """(prompt, chosen, rejected) of unequal lengths."""
     draw = torch.Generator().manual_seed(1)
-    words = lambda: torch.randint(0, WORDS - 1, (int(torch.randint(2, 8, (1,), generator=draw)),),
+    words = lambda: torch.randint(1, WORDS - 1, (int(torch.randint(2, 8, (1,), generator=draw)),),
                                   generator=draw).tolist()
     return [(words(), words() + [WORDS - 1], words() + [WORDS - 1]) for _ in range(PAIRS)]
 
 
-@pytest.fixture(scope="module")
-def trained_by_trl(folder, pairs):
-    """The loss, the gradient norm and the rewards of each step."""
-    from datasets import Dataset
-    from trl import DPOConfig, DPOTrainer
-
+def tokenizer():
     vocabulary = {f"w{i}": i for i in range(WORDS)}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"w{WORDS - 1}", pad_token="w0")
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"w{WORDS - 1}", pad_token="w0")
+
+
+def unpaired(pairs):
+    """(prompt, answer, is good) of KTO: every third pair gives its rejected answer."""
+    return [(prompt, rejected if i % 3 == 2 else chosen, i % 3 != 2) for i, (prompt, chosen, rejected) in
+            enumerate(pairs)]
+
+
+def trained_by_trl(folder, pairs, kind):
+    """The loss, the gradient norm and the rewards of each step."""
+    import trl
+    from datasets import Dataset
+    from trl.experimental import cpo, orpo
+
     text = lambda tokens: "".join(f" w{token}" for token in tokens)
-    rows = [{"prompt": text(prompt), "chosen": text(chosen), "rejected": text(rejected)}
-            for prompt, chosen, rejected in pairs]
+    _, name, more = KINDS[kind]
+    if name == "KTO":
+        rows = [{"prompt": text(prompt), "completion": text(answer), "label": good}
+                for prompt, answer, good in unpaired(pairs)]
+    else:
+        rows = [{"prompt": text(prompt), "chosen": text(chosen), "rejected": text(rejected)}
+                for prompt, chosen, rejected in pairs]
+    home = {"ORPO": orpo, "CPO": cpo}.get(name, trl)
     losses = []
 
-    class InOrder(DPOTrainer):
+    class InOrder(getattr(home, name + "Trainer")):
         def _get_train_sampler(self, dataset=None):
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
@@ -58,14 +95,15 @@ def trained_by_trl(folder, pairs):
             losses.append((loss[0] if isinstance(loss, tuple) else loss).item())
             return loss
 
-    trainer = InOrder(
-        model=network(1), ref_model=network(2), train_dataset=Dataset.from_list(rows), processing_class=tokenizer,
-        args=DPOConfig(output_dir=str(folder / "trl"), per_device_train_batch_size=2, gradient_accumulation_steps=2,
-                       max_steps=STEPS, learning_rate=LR, lr_scheduler_type="constant", beta=BETA,
-                       loss_type=["sigmoid"], max_grad_norm=1.0, weight_decay=0.0, adam_beta2=0.999, adam_epsilon=1e-8,
-                       optim="adamw_torch", bf16=False, gradient_checkpointing=False, disable_dropout=True,
-                       max_length=None, use_cpu=True, report_to="none", save_strategy="no", logging_steps=1,
-                       disable_tqdm=True))
+    arguments = getattr(home, name + "Config")(
+        output_dir=str(folder / "trl"), per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=STEPS,
+        learning_rate=LR, lr_scheduler_type="constant", beta=BETA, max_grad_norm=1.0, weight_decay=0.0,
+        adam_beta2=0.999, adam_epsilon=1e-8, optim="adamw_torch", bf16=False, gradient_checkpointing=False,
+        disable_dropout=True, use_cpu=True, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
+        **{"max_length": None if name in ("DPO", "KTO") else 64}, **more)
+    reference = {"ref_model": network(2)} if name in ("DPO", "KTO") else {}
+    trainer = InOrder(model=network(1), train_dataset=Dataset.from_list(rows), processing_class=tokenizer(),
+                      args=arguments, **reference)
     trainer.train()
     logs = [log for log in trainer.state.log_history if "grad_norm" in log]
     return [log | {"loss": statistics.mean(losses[2 * i:2 * i + 2])} for i, log in enumerate(logs)]  # not rounded
@@ -73,40 +111,91 @@ def trained_by_trl(folder, pairs):
 
 @pytest.fixture(scope="module")
 def data(folder, pairs):
-    """The pairs as a set of conversations, with the reference's log-probabilities, which `megashard infer` computes."""
+    """The pairs as sets of conversations, with the reference's log-probabilities."""
     for name, seed in (("policy", 1), ("reference", 2)):
         network(seed).save_pretrained(folder / name)
     rows = [(prompt, answer) for prompt, chosen, rejected in pairs for answer in (chosen, rejected)]
-    conversations = [prompt + answer for prompt, answer in rows]
-    masks = [[0] * len(prompt) + [1] * len(answer) for prompt, answer in rows]
-    for name in ("pairs", "bare"):
-        write_conversation_set(folder / name, conversations, masks)
-    megashard.run(*megashard.launch(2, "infer", "--use-torch-fsdp2", "--hf-model", folder / "reference",
-                                    "--data-path", folder / "pairs", "--seq-length", LENGTH, "--tokenizer-type",
-                                    "NullTokenizer", "--vocab-size", 59, "--log-probs", folder / "ref.npy"))
-    log_probs = torch.from_numpy(numpy.load(folder / "ref.npy"))
-    column = [torch.cat([torch.zeros(1), row[:len(each) - 1]]) for row, each in zip(log_probs, conversations)]
-    write_conversation_set(folder / "pairs", conversations, masks, ref_log_probs=torch.cat(column))
+    examples, of_kto = unpaired(pairs), []
+    for i, (prompt, answer, _) in enumerate(examples):  # mismatched in blocks of two, as a batch of TRL
+        of_kto += [(prompt, answer), (prompt, examples[i ^ 1][1])]
+    good = torch.tensor([float(each) for _, _, is_good in examples for each in (is_good, False)])
+    write = lambda name, rows, **more: write_conversation_set(
+        folder / name, [prompt + answer for prompt, answer in rows],
+        [[0] * len(prompt) + [1] * len(answer) for prompt, answer in rows], **more)
+    write("pairs", rows)
+    write("bare", rows)
+    write("bare_rows", rows)
+    write("kto", of_kto, of_conversations={"desirable": good})
+    for name in ("pairs", "kto"):
+        done = megashard.run(*megashard.launch(
+            2, "infer", "--use-torch-fsdp2", "--hf-model", folder / "reference", "--data-path", folder / name,
+            "--seq-length", LENGTH, "--tokenizer-type", "NullTokenizer", "--vocab-size", 59, "--into", "ref_log_probs"))
+        assert "in column ref_log_probs of the data" in done.stdout + done.stderr
     return folder / "pairs"
 
 
-@pytest.mark.parametrize("ranks, more", [(1, ""), (2, ""), (2, "--context-parallel-size 2")])
-def test_dpo_trains_as_trls(folder, trained_by_trl, data, ranks, more):
-    steps, out = megashard.pretrain(folder, "--hf-model", folder / "policy", "--data-path", data, *more.split(),
-                                    ranks=ranks, defaults=TRAINING)
-    assert len(steps) == STEPS == len(trained_by_trl)
-    for step, theirs in zip(steps, trained_by_trl):
-        assert step["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-        assert step["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
-        for name in METRICS:
-            assert step[name] == pytest.approx(theirs[name], abs=1e-4), name  # AdamW's first steps follow signs
-    assert f" dpo loss: {steps[-1]['loss']:.6E} |" in out and " rewards/margins: " in out
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains_as_trls(folder, pairs, data, kind):
+    trained = trained_by_trl(folder, pairs, kind)
+    name = ours(kind).split()[1]
+    for ranks, more in [(1, ""), (2, ""), (2, "--context-parallel-size 2"), (2, "--loss-by-weights")]:
+        if name == "kto" and ranks == 2 and not more.startswith("--context"):
+            ranks = 1  # its distance is over all ranks' micro batches, and TRL has one rank here
+        steps, out = megashard.pretrain(
+            folder, "--hf-model", folder / "policy", "--data-path", folder / "kto" if name == "kto" else data,
+            *ours(kind).split(), *more.split(), ranks=ranks, defaults=TRAINING)
+        assert len(steps) == STEPS == len(trained)
+        for step, theirs in zip(steps, trained):
+            assert step["loss"] == pytest.approx(theirs["loss"], abs=1e-5), more
+            assert step["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4), more
+            for metric in ("kl",) if name == "kto" else METRICS:  # TRL's KTO means rewards by micro batch
+                assert step[metric] == pytest.approx(theirs[metric], abs=1e-4), metric  # AdamW follows signs
+        assert f" {name} loss: " in out and " rewards/chosen: " in out
+
+
+@pytest.mark.parametrize("kind", ["nll", "kto", "ipo"])
+@pytest.mark.parametrize("ranks, more", [(1, ""), (2, "--context-parallel-size 2"), (1, "--loss-by-weights")])
+def test_packed_trains_the_same(folder, data, kind, ranks, more):
+    """All pairs in one row: the step of one micro batch with a row for each answer."""
+    name = folder / "kto" if kind == "kto" else data
+    flags = ["--hf-model", folder / "policy", "--data-path", name, *ours(kind).split(), "--train-iters", 3]
+    rows, _ = megashard.pretrain(folder, *flags, "--micro-batch-size", 2 * PAIRS, "--global-batch-size", 2 * PAIRS,
+                                 defaults=TRAINING)
+    packed, _ = megashard.pretrain(folder, *flags, "--neat-packing", "--seq-length", 400, "--micro-batch-size", 1,
+                                   "--global-batch-size", 1, *more.split(), ranks=ranks, defaults=TRAINING)
+    for step, of_packed in zip(rows, packed, strict=True):
+        for name in ("loss", "grad_norm"):
+            assert of_packed[name] == pytest.approx(step[name], rel=5e-6)  # sums over rows in another order
+
+
+def test_the_distance_of_kto_is_over_all_ranks(folder, data):
+    flags = ["--hf-model", folder / "policy", "--data-path", folder / "kto", *ours("kto").split(), "--train-iters", 3]
+    one, _ = megashard.pretrain(folder, *flags, "--micro-batch-size", 8, defaults=TRAINING)
+    two, _ = megashard.pretrain(folder, *flags, ranks=2, defaults=TRAINING)
+    for step, of_two in zip(one, two, strict=True):
+        for name in ("loss", "grad_norm", "kl"):
+            assert of_two[name] == pytest.approx(step[name], rel=5e-6)
+
+
+def test_adapters_are_left_out_for_the_reference(folder, data):
+    """LoRA without a column: the base model is the reference, as with the column that it gives."""
+    network(1).save_pretrained(folder / "base")
+    flags = ["--hf-model", folder / "base", "--lora-r", 2, "--train-iters", 4, *DPO.split()]
+    without, _ = megashard.pretrain(folder, *flags, "--data-path", folder / "bare", ranks=2, defaults=TRAINING)
+    megashard.run(*megashard.launch(
+        1, "infer", "--use-torch-fsdp2", "--hf-model", folder / "base", "--data-path", folder / "bare", "--seq-length",
+        LENGTH, "--tokenizer-type", "NullTokenizer", "--vocab-size", 59, "--into", "ref_log_probs"))
+    with safe_open(folder / "bare.vision.safetensors", "pt") as file:
+        assert file.get_tensor("column.ref_log_probs").min() < -1
+    column, _ = megashard.pretrain(folder, *flags, "--data-path", folder / "bare", ranks=2, defaults=TRAINING)
+    assert megashard.losses(without) == pytest.approx(megashard.losses(column), rel=1e-6)
+    assert without[-1]["rewards/margins"] != 0
 
 
 @pytest.mark.parametrize("objective", ["next-token", "dpo"])
 def test_logits_in_parts_train_the_same(folder, data, objective):
     """Parts of a few rows: the head makes the gradients in forward (next-token), or its logits twice (dpo)."""
-    flags = ["--hf-model", folder / "policy", "--data-path", data, "--objective", objective]
+    flags = ["--hf-model", folder / "policy", "--data-path", data, "--objective", objective, "--train-iters", 3]
     whole, _ = megashard.pretrain(folder, *flags, ranks=2, defaults=TRAINING)
     parts, _ = megashard.pretrain(folder, *flags, "--logits-at-once", 7 * WORDS, ranks=2, defaults=TRAINING)
     for step, of_parts in zip(whole, parts, strict=True):
@@ -117,8 +206,8 @@ def test_logits_in_parts_train_the_same(folder, data, objective):
 def test_pairs_stay_together(folder, data):
     """Shuffled, each micro batch still has a chosen answer and its rejected one: losses of one pair each are the same
     set as in the file's order."""
-    flags = ["--hf-model", folder / "policy", "--data-path", data, "--micro-batch-size", 2, "--global-batch-size", 2,
-             "--train-iters", PAIRS, "--lr", 0, "--min-lr", 0]
+    flags = ["--hf-model", folder / "policy", "--data-path", data, *DPO.split(), "--micro-batch-size", 2,
+             "--global-batch-size", 2, "--train-iters", PAIRS, "--lr", 0, "--min-lr", 0]
     in_order, _ = megashard.pretrain(folder, *flags, defaults=TRAINING)
     shuffled, _ = megashard.pretrain(folder, *flags, defaults=TRAINING.replace("--no-shuffle-conversations ", ""))
     assert megashard.losses(in_order) != megashard.losses(shuffled)
@@ -127,9 +216,11 @@ def test_pairs_stay_together(folder, data):
 
 @pytest.mark.parametrize("change, message", [
     (["--micro-batch-size", "3", "--global-batch-size", "6"], "give --micro-batch-size a multiple of it"),
-    (["--neat-packing"], "without --neat-packing"),
+    (["--neat-packing"], "raise --seq-length, or leave out --neat-packing"),
+    (["--dataloader-type", "cyclic"], "which --dataloader-type cyclic takes apart"),
+    (["--dpo-loss-type", "apo"], "--dpo-loss-type takes one of sigmoid, robust"),
     (["--data-path", "{folder}/documents"], "give one set of conversations"),
-    (["--data-path", "{folder}/bare"], 'have no column "ref_log_probs"'),
+    (["--data-path", "{folder}/bare_rows"], 'have no column "ref_log_probs"'),
     (["--dpo-beta", "-1"], "--dpo-beta"),
     (["--objective", "ppo"], "--objective"),
 ])
@@ -137,5 +228,5 @@ def test_refused(folder, data, change, message):
     megashard.write_documents(folder / "documents", [range(40)] * 20)
     words = [word.format(folder=folder) for word in change]
     words = megashard.with_defaults(words, f"--hf-model {folder}/policy --data-path {data}")
-    _, out = megashard.pretrain(folder, *words, defaults=TRAINING, expect=None)
+    _, out = megashard.pretrain(folder, *words, defaults=DPO + TRAINING, expect=None)
     assert message in out, out[-2000:]

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "framework/objectives/objectives.h"
+#include "framework/objectives/sequences.h"
 #include "tests/support/default_device.h"
 #include "tests/support/formula.h"
 #include "tests/support/run_ranks.h"
@@ -14,7 +15,7 @@ namespace megashard::testing {
 namespace {
 
 constexpr int64_t kWords = 11, kRows = 4, kLength = 6;
-constexpr double kAuxCoefficient = 0.5, kBeta = 0.3;
+constexpr double kAuxCoefficient = 0.5, kBeta = 0.3, kNll = 0.7;
 constexpr double kAuxTokens = 7, kSumCoefficient = 0.01;
 
 /// Counts the words of each step, and keeps those of the last.
@@ -44,7 +45,7 @@ class Bigrams : public MultiModalModule {
         counter(register_module("counter", std::make_shared<WordCounter>())) {}
   ModelOutput forward(Batch input) override {
     const at::Tensor tokens = input.tokens();
-    counter->count(tokens);
+    if (is_training()) counter->count(tokens);
     const at::Tensor logits = weight.index_select(0, tokens.flatten());
     const at::Tensor losses = at::cross_entropy_loss(logits, input.labels().flatten(), {}, at::Reduction::None);
     const at::Tensor size = weight.square().mean();
@@ -68,11 +69,14 @@ struct Case {
   int64_t micro_batches = 1;
   bool scales = false;
   int replicas = 2, sequence_ranks = 1;
+  bool by_weights = false;
+  double nll = 0;  // weight of a second mean
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& each) {
   return out << each.objective << (each.per_token ? ", over all tokens" : "") << ", " << each.micro_batches
-             << " micro batches" << (each.scales ? ", scaled" : "") << ", " << each.replicas << " x "
+             << " micro batches" << (each.scales ? ", scaled" : "") << (each.by_weights ? ", by weights" : "")
+             << (each.nll == 0 ? "" : ", two means") << ", " << each.replicas << " x "
              << each.sequence_ranks << " ranks";
 }
 
@@ -100,7 +104,8 @@ Expected expected_of(const Case& of) {
   const at::Tensor weight = Bigrams().weight.detach().to(at::kDouble).requires_grad_();
   const double parts = static_cast<double>(of.replicas * of.micro_batches);
   at::Tensor total = weight.square().mean() * kAuxCoefficient, sum = at::zeros({}, at::kDouble);
-  double terms = 0;
+  at::Tensor nll_sum = at::zeros({}, at::kDouble), of_micro_batches = at::zeros({}, at::kDouble);
+  double terms = 0, nll_terms = 0;
   at::Tensor words = at::zeros({kWords});
   for (int64_t replica = 0; replica < of.replicas; ++replica) {
     for (int64_t micro = 0; micro < of.micro_batches; ++micro) {
@@ -109,23 +114,30 @@ Expected expected_of(const Case& of) {
       const at::Tensor log_probs =
           at::log_softmax(weight.index({batch.tokens()}), -1).gather(-1, batch.labels().unsqueeze(-1)).squeeze(-1);
       const at::Tensor mask = batch.at(kLossMask).to(at::kDouble);
-      at::Tensor of_batch = -(log_probs * mask).sum();
-      double count = mask.sum().item<double>();
+      at::Tensor of_batch = -(log_probs * mask).sum(), nll = at::zeros({}, at::kDouble);
+      double count = mask.sum().item<double>(), nll_count = 1;
       if (std::string(of.objective) == "dpo") {
         const at::Tensor rewards = ((log_probs - batch.at("ref_log_probs")) * mask).sum(1) * kBeta;
         const at::Tensor margins = rewards.view({-1, 2}).select(1, 0) - rewards.view({-1, 2}).select(1, 1);
         of_batch = at::log1p(at::exp(-margins)).sum();
         count = static_cast<double>(margins.numel());
+        const at::Tensor chosen = mask.slice(0, 0, std::nullopt, 2);
+        nll = -(log_probs.slice(0, 0, std::nullopt, 2) * chosen).sum() * of.nll;
+        nll_count = chosen.sum().item<double>();
       }
       sum = sum + of_batch;
       terms += count;
-      total = of.per_token ? total : total + of_batch / count / parts;
+      nll_sum = nll_sum + nll;
+      nll_terms += nll_count;
+      of_micro_batches = of_micro_batches + (of_batch / count + nll / nll_count) / parts;
     }
   }
-  if (of.per_token) total = total + sum / terms;
+  const at::Tensor over_all = sum / terms + nll_sum / nll_terms;
+  total = total + (of.per_token ? over_all : of_micro_batches);
+  const double loss = (of.nll == 0 || of.per_token ? over_all : of_micro_batches).item<double>();
   total = total + weight.sum() * kSumCoefficient * (of.per_token ? kAuxTokens * parts / terms : 1);
   total.backward();
-  return {.gradient = weight.grad(), .words = words, .loss = sum.item<double>() / terms};
+  return {.gradient = weight.grad(), .words = words, .loss = loss};
 }
 
 class TrainStepCases : public ::testing::TestWithParam<Case> {};
@@ -149,10 +161,11 @@ TEST_P(TrainStepCases, GivesTheGradientOfTheWholeBatch) {
         members.push_back(world->rank() / of.sequence_ranks * of.sequence_ranks + i);
       sequence = share_sequences(world->split(members, "sequence"), 1);
     }
-    const auto objective = make_objective(of.objective, {{"--dpo-beta", kBeta}});
+    const auto objective = make_objective(of.objective, {{"--dpo-beta", kBeta}, {"--dpo-nll-weight", of.nll}});
     TrainStep step(model, *objective, *optimizer, world, world->device(),
                    {.clip_grad = 0,
                     .calculate_per_token_loss = of.per_token,
+                    .loss_by_weights = of.by_weights,
                     .scaler = scaler ? &*scaler : nullptr,
                     .sequence = sequence});
     std::vector<Batch> batches;
@@ -190,6 +203,13 @@ std::vector<Case> all_cases() {
       }
     }
   }
+  for (const bool per_token : {false, true}) {
+    for (const double nll : {0.0, kNll}) {
+      for (const bool by_weights : {false, true}) {
+        if (by_weights || nll != 0) cases.push_back({"dpo", per_token, 3, true, 2, 2, by_weights, nll});
+      }
+    }
+  }
   return cases;
 }
 
@@ -198,13 +218,14 @@ TEST(Objectives, WeightsAreTheGradientOfTheSum) {
   int with_weights = 0;
   for (const ObjectiveKind& kind : objectives()) {
     const auto objective = make_objective(kind.name, {});
-    const Batch batch = batch_of(0, 0);
+    Batch batch = batch_of(0, 0);
+    add_sequences(batch);
     const at::Tensor weights = objective->weights(batch);
     if (!weights.defined()) continue;
     ++with_weights;
     for (const uint64_t seed : {1, 2}) {
       const at::Tensor losses = fixed({kRows, kLength}, seed).abs().requires_grad_();
-      (*objective)(losses, batch).sum.backward();
+      (*objective)({.token_losses = losses, .batch = batch, .mean_over_ranks = nullptr}).sum.backward();
       EXPECT_TRUE(losses.grad().equal(weights)) << kind.name;
     }
   }

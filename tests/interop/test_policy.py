@@ -1,0 +1,125 @@
+"""Losses of sampled answers against verl's and ROLL's: values, and gradients by the log-probabilities."""
+import functools
+import itertools
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import megashard
+
+ROWS, LENGTH, LOW, HIGH = 4, 9, 0.15, 0.3
+AGGREGATIONS = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+LOSSES = ["ppo", "gspo", "cispo", "reinforce", "tis", "topr", "kimi15", "sapo", "geo_mean", "dppo_tv", "dppo_kl"]
+KLS = ["k1", "k2", "k3", "abs"]
+# verl's sapo and geo_mean have one aggregation.
+CASES = [(loss, mode) for loss, mode in itertools.product(LOSSES, AGGREGATIONS)
+         if loss not in ("sapo", "geo_mean") or mode == "seq-mean-token-mean"]
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Ragged answers, one sequence without any token, ratios beyond every clip."""
+    torch.manual_seed(3)
+    log_probs = -torch.rand(ROWS, LENGTH) * 2 - 0.05
+    lengths = torch.tensor([LENGTH, 5, 0, 2])
+    mask = (torch.arange(LENGTH) < lengths[:, None]).float()
+    return {"log_probs": log_probs, "mask": mask, "advantages": torch.randn(ROWS, LENGTH) * mask,
+            "old_log_probs": (log_probs + torch.randn(ROWS, LENGTH) * 0.6).clamp_max(-0.02),
+            "ref_log_probs": (log_probs + torch.randn(ROWS, LENGTH)).clamp_max(-0.02),
+            "infer_logprobs": (log_probs + torch.randn(ROWS, LENGTH) * 0.2).clamp_max(-0.02),
+            "scores": torch.tensor([1.0, -1.0, 0.5, 0.0])}
+
+
+def ours(folder, batch, *flags):
+    names = ("advantages", "old_log_probs", "ref_log_probs", "infer_logprobs")
+    save_file({"token_losses": -batch["log_probs"], "loss_mask": batch["mask"], "conversation.scores": batch["scores"],
+               **{name: batch[name] for name in names if name in batch}}, folder / "in.safetensors")
+    megashard.run(megashard.INTEROP / "objective_values", folder / "in.safetensors", folder / "out.safetensors",
+                  "policy", *flags)
+    out = load_file(folder / "out.safetensors")
+    return out["loss"], -out["grad"]
+
+
+@functools.cache
+def verl():
+    from verl.trainer.ppo import core_algos
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    return core_algos, ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=LOW,
+                                   clip_ratio_high=HIGH, clip_ratio_c=2.0, policy_loss=PolicyLossConfig(dro_beta=0.1))
+
+
+def expected(batch, loss_of):
+    log_probs = batch["log_probs"].clone().requires_grad_()
+    loss = loss_of(log_probs)
+    return loss.detach(), torch.autograd.grad(loss, log_probs)[0]
+
+
+def verls(batch, name, aggregation, correction=None):
+    algorithms, config = verl()
+    function = algorithms.get_policy_loss_fn({"ppo": "vanilla", "reinforce": "gpg", "kimi15": "dro"}.get(name, name))
+    return expected(batch, lambda log_probs: function(
+        old_log_prob=batch["old_log_probs"], log_prob=log_probs, advantages=batch["advantages"],
+        response_mask=batch["mask"], loss_agg_mode=aggregation, config=config, rollout_is_weights=correction)[0])
+
+
+def rolls(batch, name, aggregation):
+    """ROLL's formulas, in fp64."""
+    algorithms, _ = verl()
+
+    def loss_of(log_probs):
+        ratio = (log_probs - batch["old_log_probs"]).exp().clamp(0, 1).detach()
+        plain = -batch["advantages"] * log_probs
+        losses = plain * ratio if name == "tis" else torch.where(batch["scores"][:, None] > 0, plain, plain * ratio)
+        return algorithms.agg_loss(losses.double(), batch["mask"].double(), aggregation)
+
+    return expected(batch, loss_of)
+
+
+def expect_equal(found, wanted):
+    for each, other in zip(found, wanted):
+        torch.testing.assert_close(each, other.float(), rtol=2e-6, atol=2e-7)  # fp32 sums in another order
+
+
+@pytest.mark.parametrize("loss, aggregation", CASES)
+def test_values_and_gradients(tmp_path, batch, loss, aggregation):
+    if loss == "geo_mean":  # verl's mean counts sequences without a token
+        batch = {name: each[batch["mask"].sum(1) > 0] for name, each in batch.items()}
+    flags = ["--policy-loss", LOSSES.index(loss), "--policy-aggregation", AGGREGATIONS.index(aggregation),
+             "--policy-clip-low", LOW, "--policy-clip-high", HIGH]
+    if loss in ("ppo", "dppo_tv", "dppo_kl"):
+        flags += ["--policy-dual-clip", 2]
+    if loss == "sapo":
+        flags += ["--policy-tau", 1]
+    found = ours(tmp_path, batch, *flags)
+    expect_equal(found, (rolls if loss in ("tis", "topr") else verls)(batch, loss, aggregation))
+    assert found[1].abs().max() > 0.01 and not found[1][batch["mask"] == 0].any()
+
+
+def test_on_policy_the_weights_are_the_advantages(tmp_path, batch):
+    batch = {name: each for name, each in batch.items() if name != "old_log_probs"}
+    _, gradient = ours(tmp_path, batch)
+    torch.testing.assert_close(gradient, -batch["advantages"] / batch["mask"].sum())
+
+
+@pytest.mark.parametrize("estimator", KLS)
+def test_divergence_from_the_reference(tmp_path, batch, estimator):
+    algorithms, _ = verl()
+    found = ours(tmp_path, batch | {"advantages": torch.zeros(ROWS, LENGTH)}, "--policy-kl", 0.7,
+                 "--policy-kl-estimator", KLS.index(estimator))
+    expect_equal(found, expected(batch, lambda log_probs: 0.7 * algorithms.agg_loss(
+        algorithms.kl_penalty(log_probs, batch["ref_log_probs"], estimator), batch["mask"], "token-mean")))
+
+
+def test_correction_for_the_inference_engine(tmp_path, batch):
+    weights = (batch["old_log_probs"] - batch["infer_logprobs"]).exp().clamp_max(1.2)
+    found = ours(tmp_path, batch, "--policy-infer-correction", 1.2, "--policy-clip-low", LOW, "--policy-clip-high",
+                 HIGH, "--policy-dual-clip", 2)
+    expect_equal(found, verls(batch, "ppo", "token-mean", weights))
+
+
+def test_sum_norm_takes_a_length(tmp_path, batch):
+    whole = ours(tmp_path, batch, "--policy-aggregation", 3)
+    halved = ours(tmp_path, batch, "--policy-aggregation", 3, "--policy-sum-norm", 2 * LENGTH)
+    torch.testing.assert_close(halved[1] * 2, whole[1])
