@@ -180,7 +180,8 @@ def test_the_distance_of_kto_is_over_all_ranks(folder, data):
 def test_adapters_are_left_out_for_the_reference(folder, data):
     """LoRA without a column: the base model is the reference, as with the column that it gives."""
     network(1).save_pretrained(folder / "base")
-    flags = ["--hf-model", folder / "base", "--lora-r", 2, "--train-iters", 4, *DPO.split()]
+    flags = ["--hf-model", folder / "base", "--lora-r", 2, "--lora-target-modules", "all-linear",
+             "--train-iters", 4, *DPO.split()]
     without, _ = megashard.pretrain(folder, *flags, "--data-path", folder / "bare", ranks=2, defaults=TRAINING)
     megashard.run(*megashard.launch(
         1, "infer", "--use-torch-fsdp2", "--hf-model", folder / "base", "--data-path", folder / "bare", "--seq-length",
@@ -216,7 +217,7 @@ def test_pairs_stay_together(folder, data):
 
 @pytest.mark.parametrize("change, message", [
     (["--micro-batch-size", "3", "--global-batch-size", "6"], "give --micro-batch-size a multiple of it"),
-    (["--neat-packing"], "raise --seq-length, or leave out --neat-packing"),
+    (["--neat-packing", "--seq-length", "16"], "raise --seq-length, or leave out --neat-packing"),
     (["--dataloader-type", "cyclic"], "which --dataloader-type cyclic takes apart"),
     (["--dpo-loss-type", "apo"], "--dpo-loss-type takes one of sigmoid, robust"),
     (["--data-path", "{folder}/documents"], "give one set of conversations"),
