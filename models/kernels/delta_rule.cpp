@@ -1,7 +1,10 @@
 #include "models/kernels/delta_rule.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/linalg_solve_triangular.h>
 #include <ATen/ops/matmul.h>
@@ -9,9 +12,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "models/kernels/chunks.h"
+#include "models/kernels/delta_kernels.h"
 #include "models/kernels/once_differentiable.h"
 
 namespace megashard {
@@ -41,9 +46,65 @@ struct SolvedChunks : torch::autograd::Function<SolvedChunks> {
   }
 };
 
+/// The rule by delta_kernels.h.
+struct RuleInCache : torch::autograd::Function<RuleInCache> {
+  using Tensors = torch::autograd::variable_list;
+
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const at::Tensor& decay, const at::Tensor& beta,
+                            const std::optional<at::Tensor>& begins) {
+    Tensors inputs{q, k, v, decay, beta};
+    for (auto& each : inputs) each = each.contiguous();
+    inputs.push_back(begins ? begins->contiguous() : at::Tensor());
+    const auto shape = shape_of(inputs);
+    const auto out = at::empty_like(inputs[2]), states = at::empty({delta_kernels::state_floats(shape)}, v.options());
+    delta_kernels::forward(arrays<const float>(inputs), out.mutable_data_ptr<float>(), states.mutable_data_ptr<float>(),
+                           shape, scratch(shape, v).mutable_data_ptr<float>());
+    inputs.push_back(states);
+    context->save_for_backward(std::move(inputs));
+    return out;
+  }
+
+  static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& grads) {
+    require_once_differentiated("gated_delta_rule");
+    const auto saved = context->get_saved_variables();
+    const auto shape = shape_of(saved);
+    Tensors of_inputs;
+    for (size_t i = 0; i < 5; ++i) of_inputs.push_back(at::empty_like(saved[i]));
+    delta_kernels::backward(arrays<const float>(saved), grads[0].contiguous().const_data_ptr<float>(),
+                            saved[6].const_data_ptr<float>(), arrays<float>(of_inputs), shape,
+                            scratch(shape, saved[2]).mutable_data_ptr<float>());
+    of_inputs.emplace_back();
+    return of_inputs;
+  }
+
+ private:
+  static delta_kernels::Shape shape_of(const Tensors& inputs) {
+    const auto &k = inputs[1], &v = inputs[2], &begins = inputs[5];
+    return {v.size(0),
+            v.size(1),
+            k.size(2),
+            v.size(2),
+            k.size(3),
+            v.size(3),
+            begins.defined() ? begins.const_data_ptr<int64_t>() : nullptr};
+  }
+  template <class T>
+  static delta_kernels::Arrays<T> arrays(const Tensors& of) {
+    const auto data = [](const at::Tensor& each) { return each.mutable_data_ptr<float>(); };
+    return {data(of[0]), data(of[1]), data(of[2]), data(of[3]), data(of[4])};
+  }
+  static at::Tensor scratch(const delta_kernels::Shape& shape, const at::Tensor& like) {
+    return at::empty({at::get_num_threads(), delta_kernels::scratch_floats(shape)}, like.options());
+  }
+};
+
 }  // namespace
 
 at::Tensor gated_delta_rule(const DeltaRuleInputs& x) {
+  if (x.v.is_cpu() && x.v.scalar_type() == at::kFloat && x.decay.dim() == 3 && x.v.numel() > 0)
+    return RuleInCache::apply(x.q, x.k, x.v, x.decay, x.beta,
+                              x.begins.defined() ? std::optional(x.begins) : std::nullopt);
   const int64_t batch = x.v.size(0), length = x.v.size(1), key_heads = x.k.size(2), value_heads = x.v.size(2);
   const int64_t key_dim = x.k.size(3), value_dim = x.v.size(3);
   const Chunks chunks(length);
