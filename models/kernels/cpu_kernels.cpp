@@ -24,6 +24,22 @@ void for_rows(int64_t rows, int64_t width, const Body& body) {
   at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width)), body);
 }
 
+/// for_rows with body(begin, end, sums), whose sums [count] are added in thread order: an equal number of threads gives
+/// equal bits. Overwrites sums; null: the body's are, too.
+template <class Body>
+void for_rows_with_sums(int64_t rows, int64_t width, float* sums, int64_t count, const Body& body) {
+  const int64_t threads = at::get_num_threads();
+  std::vector<float> partial(sums == nullptr ? 0 : static_cast<size_t>(threads * count));
+  for_rows(rows, width, [&](int64_t begin, int64_t end) {
+    body(begin, end, sums == nullptr ? nullptr : partial.data() + at::get_thread_num() * count);
+  });
+  if (sums == nullptr) return;
+  std::copy_n(partial.data(), count, sums);
+  for (int64_t thread = 1; thread < threads; ++thread) {
+    for (int64_t j = 0; j < count; ++j) sums[j] += partial[static_cast<size_t>(thread * count + j)];
+  }
+}
+
 /// Calls body(offset in contiguous rows, offset in rows `stride` apart, length) for runs that are contiguous in both.
 template <class Body>
 void for_parts(int64_t rows, int64_t width, int64_t stride, const Body& body) {
@@ -50,21 +66,11 @@ void rms_norm(const T* x, const T* branch, T* sum, const T* weight, T* y, float*
 template <class T>
 void rms_norm_backward(const T* grad_y, const T* x, const T* weight, const float* inverse_rms, const T* grad_sum,
                        T* grad_x, float* grad_weight, int64_t rows, int64_t width) {
-  std::vector<float> partial;  // [threads, width], added in thread order: an equal number of threads gives equal bits
-  const int64_t threads = at::get_num_threads();
-  if (grad_weight != nullptr) partial.assign(static_cast<size_t>(threads * width), 0.0F);
-  float* const sums = grad_weight == nullptr ? nullptr : partial.data();
-  for_rows(rows, width, [=](int64_t begin, int64_t end) {
-    float* const own = sums == nullptr ? nullptr : sums + at::get_thread_num() * width;
+  for_rows_with_sums(rows, width, grad_weight, width, [=](int64_t begin, int64_t end, float* sums) {
     MEGASHARD_RUN(RmsNormBackward, grad_y + begin * width, x + begin * width, weight, inverse_rms + begin,
-                  grad_sum == nullptr ? nullptr : grad_sum + begin * width, grad_x + begin * width, own, end - begin,
+                  grad_sum == nullptr ? nullptr : grad_sum + begin * width, grad_x + begin * width, sums, end - begin,
                   width);
   });
-  if (grad_weight == nullptr) return;
-  std::copy_n(partial.data(), width, grad_weight);
-  for (int64_t thread = 1; thread < threads; ++thread) {
-    for (int64_t j = 0; j < width; ++j) grad_weight[j] += partial[static_cast<size_t>(thread * width + j)];
-  }
 }
 
 template <class T>
@@ -105,6 +111,21 @@ void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stat
   for_rows(rows, width, [=](int64_t begin, int64_t end) {
     MEGASHARD_RUN(CrossEntropyBackward, logits + begin * width, labels + begin, stats + 2 * begin, grad_loss + begin,
                   end - begin, width, ignore_index);
+  });
+}
+
+void causal_conv(const float* x, const float* taps, float* y, const ConvShape& shape) {
+  using T = float;
+  for_rows(shape.batch * shape.length, shape.channels * shape.taps,
+           [&](int64_t begin, int64_t end) { MEGASHARD_RUN(CausalConv, x, taps, y, &shape, begin, end); });
+}
+
+void causal_conv_backward(const float* grad_y, const float* x, const float* taps, float* grad_x, float* grad_taps,
+                          const ConvShape& shape) {
+  using T = float;
+  const int64_t width = shape.taps * shape.channels;
+  for_rows_with_sums(shape.batch * shape.length, width, grad_taps, width, [&](int64_t begin, int64_t end, float* sums) {
+    MEGASHARD_RUN(CausalConvBackward, grad_y, x, taps, grad_x, sums, &shape, begin, end);
   });
 }
 

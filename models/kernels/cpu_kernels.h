@@ -3,6 +3,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <cstdint>
 
 /// Row loops for the CPU that need one pass over memory where eager LibTorch needs four to eight. T is float,
@@ -61,5 +62,29 @@ void cross_entropy(const T* logits, const int64_t* labels, float* loss, float* s
 template <class T>
 void cross_entropy_backward_(T* logits, const int64_t* labels, const float* stats, const float* grad_loss, int64_t rows,
                              int64_t width, int64_t ignore_index);
+
+/// The causal convolution of causal_conv.h. Tokens are numbered over the batch.
+struct ConvShape {
+  int64_t batch, length, channels, taps;
+  int64_t stride_batch, stride_time;  ///< of x, in elements; its last dimension is dense
+  const int64_t* begins;              ///< [batch, length]: first token of a token's document; null: 0
+
+  int64_t place_of(int64_t token) const { return token / length * stride_batch + token % length * stride_time; }
+  /// How many tokens a token sees: itself and earlier ones.
+  int64_t seen_by(int64_t token) const {
+    return std::min(taps, token % length - (begins == nullptr ? 0 : begins[token]) + 1);
+  }
+  /// How many tokens see a token: itself and later ones.
+  int64_t that_see(int64_t token) const {
+    int64_t count = 1;
+    while (count < taps && token % length + count < length && seen_by(token + count) > count) ++count;
+    return count;
+  }
+};
+/// y [batch, length, channels], contiguous; row d of taps [taps, channels] multiplies the token d before.
+void causal_conv(const float* x, const float* taps, float* y, const ConvShape& shape);
+/// grad_y and grad_x are contiguous; overwrites grad_taps.
+void causal_conv_backward(const float* grad_y, const float* x, const float* taps, float* grad_x, float* grad_taps,
+                          const ConvShape& shape);
 
 }  // namespace megashard::kernels
