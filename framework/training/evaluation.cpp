@@ -33,8 +33,13 @@ StepOfRanks Evaluation::sums_over_batches(DataLoader& loader, const Microbatches
   ProgressClock progress(callbacks_.progress_interval);
   model_.eval();
   for (int64_t i = 1; i <= iterations_ && stop == StopRequest::kNone; ++i) {
-    at::Tensor of_batch = step_.evaluate(loader.next());
-    for (int64_t micro = 1; micro < microbatches.count(); ++micro) of_batch += step_.evaluate(loader.next());
+    at::Tensor of_batch;
+    for (int64_t micro = 0; micro < microbatches.count();) {
+      std::vector<Batch> batches;
+      for (size_t k = 0; k < step_.together(); ++k, ++micro) batches.push_back(loader.next());
+      const at::Tensor own = step_.evaluate(batches);
+      of_batch = of_batch.defined() ? of_batch + own : own;
+    }
     const at::Tensor none = at::zeros({}, of_batch.options());
     stats.add({.grad_norm = none, .loss_scale = none, .sums = of_batch}, host_stats_());
     const StepOfRanks now = stats.finish_read().front();

@@ -78,8 +78,8 @@ std::vector<std::string> gradients_not_finite(const torch::nn::Module& model, co
 std::string NonfiniteSearch::find_in_outputs(const std::vector<Batch>& batches, int64_t consumed) {
   OutputWatch watch(model_);
   std::string mine;
-  for (size_t i = 0; i < batches.size(); ++i) {
-    const double loss = step_.evaluate(batches[i])[0].item<double>();
+  for (size_t i = 0; i < batches.size(); i += step_.together()) {
+    const double loss = step_.evaluate(step_.parts_from(batches, i))[0].item<double>();
     const auto module = watch.take_first();
     if (!mine.empty() || std::isfinite(loss)) continue;
     mine = data_.microbatch_text(i, batches.size(), consumed) +
@@ -93,8 +93,8 @@ std::string NonfiniteSearch::find_in_outputs(const std::vector<Batch>& batches, 
 }
 
 std::string NonfiniteSearch::find_in_gradients(const std::vector<Batch>& batches, int64_t consumed) {
-  for (size_t i = 0; i < batches.size(); ++i) {
-    step_.backward({batches[i]});
+  for (size_t i = 0; i < batches.size(); i += step_.together()) {
+    step_.backward(step_.parts_from(batches, i));
     const auto names = gradients_not_finite(model_, world_);
     if (names.empty()) continue;
     const auto of_ranks = gather_or_throw(world_, [&] { return data_.microbatch_text(i, batches.size(), consumed); });

@@ -69,25 +69,33 @@ Batch TrainStep::on_device(Batch batch) {
   const bool is_wanted = std::ranges::find(names, kRefLogProbs) != names.end() && !whole.find(kRefLogProbs).defined();
   if (!is_wanted) return whole;
   for (HasAdapters* each : adapters_) each->use_adapters(false);
-  whole.set(kRefLogProbs, -token_losses_of(whole), Axis::kToken, /*is_input=*/false);
+  whole.set(kRefLogProbs, -token_losses_of({whole}), Axis::kToken, /*is_input=*/false);
   for (HasAdapters* each : adapters_) each->use_adapters(true);
   return whole;
 }
 
-at::Tensor TrainStep::token_losses_of(const Batch& whole) {
+at::Tensor TrainStep::token_losses_of(const std::vector<Batch>& wholes) {
   const c10::NoGradGuard no_grad;
   const bool was_training = model_.is_training();
   model_.eval();
-  const at::Tensor losses = whole_of_rows(model_(rows_of_rank(whole)).token_losses, 1, whole.sequence);
+  int64_t length = 0;
+  std::vector<at::Tensor> losses;
+  for (const Batch& each : wholes) length = std::max(length, each.tokens().size(1));
+  for (const Batch& each : wholes) {
+    const at::Tensor own = whole_of_rows(model_(rows_of_rank(each)).token_losses, 1, each.sequence);
+    losses.push_back(at::constant_pad_nd(own, {0, length - own.size(1)}));
+  }
   model_.train(was_training);
-  return losses;
+  return at::cat(losses);
 }
 
 at::Tensor TrainStep::global_scale(const std::vector<Batch>& micro_batches) {
   if (!options_.calculate_per_token_loss && !objective_.is_over_global_batch()) return {};
   at::Tensor terms;
-  for (const Batch& batch : micro_batches) {
-    const at::Tensor count = objective_.count(with_sequences(batch)).to(at::kDouble);
+  for (size_t i = 0; i < micro_batches.size(); i += together()) {
+    auto parts = parts_from(micro_batches, i);
+    for (Batch& each : parts) each = with_sequences(std::move(each));
+    const at::Tensor count = objective_.count(joined(std::move(parts))).to(at::kDouble);
     terms = terms.defined() ? terms + count : count;
   }
   terms = terms.to(device_).view({-1}).contiguous();
@@ -123,17 +131,37 @@ std::pair<at::Tensor, std::vector<MetricSum>> TrainStep::loss_of(const at::Tenso
   return {std::move(total), std::move(loss.metrics)};
 }
 
-std::pair<at::Tensor, std::vector<MetricSum>> TrainStep::loss_weights(Batch whole, const Scale& scale) {
-  const at::Tensor losses = token_losses_of(whole).detach().requires_grad_();
-  whole.sequence = {};  // every rank that shares the sequences computes the same
-  const at::Tensor count = objective_.count(whole);
-  auto [total, metrics] = loss_of(losses, whole, count, factor_of(count, scale), scale);
-  scaled(total).backward();
-  return {losses.grad(), std::move(metrics)};
+std::vector<Batch> TrainStep::parts_from(const std::vector<Batch>& micro_batches, size_t first) const {
+  const auto begin = micro_batches.begin() + static_cast<std::ptrdiff_t>(first);
+  return {begin, begin + static_cast<std::ptrdiff_t>(together())};
 }
 
-std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const Scale& scale) {
-  const at::Tensor count = objective_.count(whole), factor = factor_of(count, scale);
+Batch TrainStep::joined(std::vector<Batch> parts) {
+  Batch all = parts.size() == 1 ? std::move(parts.front()) : concatenate(std::move(parts), /*pin_memory=*/false);
+  all.sequence = {};  // every rank that shares the sequences computes the same
+  return all;
+}
+
+TrainStep::LossAhead TrainStep::loss_ahead(const std::vector<Batch>& parts, const Scale& scale) {
+  const at::Tensor all = token_losses_of(parts).detach().requires_grad_();
+  const Batch batch = joined(parts);
+  LossAhead ahead{.weights = {}, .count = objective_.count(batch), .metrics = {}};
+  at::Tensor total;
+  std::tie(total, ahead.metrics) = loss_of(all, batch, ahead.count, factor_of(ahead.count, scale), scale);
+  scaled(total).backward();
+  int64_t row = 0;
+  for (const Batch& part : parts) {
+    const auto sizes = part.tokens().sizes();
+    ahead.weights.push_back(all.grad().narrow(0, row, sizes[0]).narrow(1, 0, sizes[1]));
+    row += sizes[0];
+  }
+  return ahead;
+}
+
+std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const Scale& scale, const LossAhead* ahead,
+                                                   size_t part) {
+  const at::Tensor count = ahead == nullptr ? objective_.count(whole) : ahead->count;
+  const at::Tensor factor = factor_of(count, scale);
   std::vector<MetricSum> metrics;
   at::Tensor weights = objective_.weights(whole), total;
   const bool counts_tokens = weights.defined();
@@ -141,8 +169,12 @@ std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const Scale& sca
     const TimedPart forward(options_.timers, StepPart::kForward);
     if (counts_tokens) {
       weights = scaled(weights * factor);
-    } else if (options_.loss_by_weights) {
-      std::tie(weights, metrics) = loss_weights(whole, scale);
+    } else if (ahead != nullptr) {
+      weights = ahead->weights[part];
+      metrics = ahead->metrics;
+      if (part > 0) {
+        for (MetricSum& each : metrics) each.sum = each.count = at::zeros_like(each.sum);
+      }
     }
     if (weights.defined()) whole.set(kLossWeights, weights, Axis::kToken, /*is_input=*/false);
     const Batch mine = rows_of_rank(std::move(whole));
@@ -158,12 +190,13 @@ std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const Scale& sca
     }
     if (!output.aux.empty()) {
       const at::Tensor terms = count.view({-1})[0];
+      const double parts = ahead == nullptr ? 1 : static_cast<double>(ahead->weights.size());
       const at::Tensor share = counts_tokens ? mine.at(kLossWeights).contiguous().sum()
-                                             : scaled(factor.view({-1})[0] * terms / sequence_ranks());
+                                             : scaled(factor.view({-1})[0] * terms / (sequence_ranks() * parts));
       const at::Tensor one = at::ones({}, at::TensorOptions(at::kDouble).device(device_));
       for (const AuxTerm& term : output.aux) {
         const bool by_tokens = scale.global.defined() && term.tokens.defined();
-        total = total + term.value * (by_tokens ? share * (term.tokens / terms.clamp_min(1)) : share);
+        total = total + term.value * (by_tokens ? share * (term.tokens * parts / terms.clamp_min(1)) : share);
         metrics.push_back({.name = term.name, .sum = term.metric.to(at::kDouble), .count = one});
       }
     }
@@ -186,14 +219,24 @@ at::Tensor TrainStep::sums_of(const std::vector<MetricSum>& metrics) {
 at::Tensor TrainStep::backward(const std::vector<Batch>& micro_batches) {
   optimizer_.zero_grad();
   const TimedPart timed(options_.timers, StepPart::kForwardBackward);
-  const Scale scale{.global = global_scale(micro_batches), .micro_batches = static_cast<double>(micro_batches.size())};
+  const double terms = static_cast<double>(micro_batches.size()) / static_cast<double>(together());
+  const Scale scale{.global = global_scale(micro_batches), .micro_batches = terms};
   std::vector<at::Tensor> sums;
+  std::vector<Batch> parts;
+  std::optional<LossAhead> ahead;
   for (size_t i = 0; i < micro_batches.size(); ++i) {
+    const size_t part = i % together();
+    if (options_.loss_by_weights && part == 0) {
+      parts.clear();
+      for (Batch& each : parts_from(micro_batches, i)) parts.push_back(on_device(std::move(each)));
+      ahead = loss_ahead(parts, scale);
+    }
     const bool last = i + 1 == micro_batches.size();
     if (!options_.reduces_each_microbatch) set_requires_gradient_sync(model_, last);
     if (has_replicas_) set_requires_all_reduce(model_, last);
     if (micro_batches.size() > 1 && (i == 0 || last)) set_is_last_microbatch(model_, last);
-    sums.push_back(sums_of(forward_backward(on_device(micro_batches[i]), scale)));
+    Batch whole = ahead ? std::move(parts[part]) : on_device(micro_batches[i]);
+    sums.push_back(sums_of(forward_backward(std::move(whole), scale, ahead ? &*ahead : nullptr, part)));
   }
   reduce_replicated_gradients(replicated_, *group_);
   return at::stack(sums).sum(0);
@@ -258,11 +301,19 @@ void TrainStep::end_step() {
   }
 }
 
-at::Tensor TrainStep::evaluate(const Batch& batch) {
+at::Tensor TrainStep::evaluate(const std::vector<Batch>& micro_batches) {
   const c10::NoGradGuard no_grad;
-  const Batch whole = on_device(batch), mine = rows_of_rank(whole);
-  const at::Tensor count = objective_.count(whole);
   const Scale scale{.global = {}, .micro_batches = 1};
+  std::vector<Batch> parts;
+  for (const Batch& each : micro_batches) parts.push_back(on_device(each));
+  if (parts.size() > 1) {
+    const at::Tensor losses = token_losses_of(parts);
+    const Batch all = joined(parts);
+    const at::Tensor count = objective_.count(all);
+    return sums_of(loss_of(losses, all, count, factor_of(count, scale), scale).second);
+  }
+  const Batch mine = rows_of_rank(parts.front());
+  const at::Tensor count = objective_.count(parts.front());
   return sums_of(loss_of(model_(mine).token_losses, mine, count, factor_of(count, scale), scale).second);
 }
 

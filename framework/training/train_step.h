@@ -29,6 +29,7 @@ struct TrainStepOptions {
   /// Two passes: a forward without gradients, the loss's gradient by the tokens' losses, and a pass with these as
   /// weights.
   bool loss_by_weights = false;
+  size_t micro_batches_together = 1;  ///< by weights: so many neighbours have the sequences of a loss's terms
   /// false: gradients stay whole until the last microbatch's backward reduces them: less
   /// communication, more memory.
   bool reduces_each_microbatch = true;
@@ -60,8 +61,13 @@ class TrainStep {
   /// Steps the optimizer by the clipped gradients, at its own learning rate; if the options ask for finite gradients
   /// and the norm is not finite, no parameter changes. Then calls end_step() of the modules that have one. Collective.
   void update();
-  /// The objective's metrics without gradients: DeviceStats::sums, on the device. Collective.
-  at::Tensor evaluate(const Batch& batch);
+  /// The objective's metrics without gradients, of micro_batches_together: DeviceStats::sums, on the device.
+  /// Collective.
+  at::Tensor evaluate(const std::vector<Batch>& micro_batches);
+  /// How many micro batches evaluate() takes, and backward() a multiple of.
+  size_t together() const { return options_.micro_batches_together; }
+  /// Those of `micro_batches` that are together from `first` on.
+  std::vector<Batch> parts_from(const std::vector<Batch>& micro_batches, size_t first) const;
   /// Names of the metrics of the last call: the objective's, then those of the model's aux terms.
   const std::vector<std::string>& metric_names() const { return metric_names_; }
 
@@ -73,8 +79,10 @@ class TrainStep {
   Batch with_sequences(Batch batch) const;
   /// The batch on the device, prepared, with whole sequences.
   Batch on_device(Batch batch);
-  /// Token losses of whole sequences, [B, T], from a forward without gradients and dropout.
-  at::Tensor token_losses_of(const Batch& whole);
+  /// Token losses of whole sequences, [all B, longest T], from a forward without gradients and dropout.
+  at::Tensor token_losses_of(const std::vector<Batch>& wholes);
+  /// Their columns as those of one batch of whole sequences.
+  static Batch joined(std::vector<Batch> parts);
   /// 1 / (what the losses of all micro batches are averaged over), where that is one number for the step; else
   /// undefined.
   at::Tensor global_scale(const std::vector<Batch>& micro_batches);
@@ -82,7 +90,7 @@ class TrainStep {
   at::Tensor sums_of(const std::vector<MetricSum>& metrics);
   struct Scale {
     at::Tensor global;     // global_scale()
-    double micro_batches;  // of the step
+    double micro_batches;  // of the step; of those together, one
   };
   /// By what the loss's sums are multiplied: a scalar or [means].
   at::Tensor factor_of(const at::Tensor& count, const Scale& scale) const;
@@ -91,10 +99,17 @@ class TrainStep {
   std::pair<at::Tensor, std::vector<MetricSum>> loss_of(const at::Tensor& token_losses, const Batch& mine,
                                                         const at::Tensor& count, const at::Tensor& factor,
                                                         const Scale& scale) const;
-  /// Gradient of the loss by the token losses of whole sequences, [B, T], from a forward without gradients.
-  std::pair<at::Tensor, std::vector<MetricSum>> loss_weights(Batch whole, const Scale& scale);
-  /// Forward and backward of one micro batch. Returns the metrics.
-  std::vector<MetricSum> forward_backward(Batch whole, const Scale& scale);
+  /// A loss that was computed by itself.
+  struct LossAhead {
+    std::vector<at::Tensor> weights;  // of each micro batch: gradient by its token losses, [B, T], whole sequences
+    at::Tensor count;
+    std::vector<MetricSum> metrics;
+  };
+  /// Of micro batches together, on the device.
+  LossAhead loss_ahead(const std::vector<Batch>& parts, const Scale& scale);
+  /// Forward and backward of one micro batch, which is a part of those of `ahead`, unless that is null. Returns the
+  /// metrics.
+  std::vector<MetricSum> forward_backward(Batch whole, const Scale& scale, const LossAhead* ahead, size_t part);
   double sequence_ranks() const { return options_.sequence.is_whole() ? 1 : options_.sequence.group->size(); }
 
   MultiModalModule& model_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "framework/callbacks/callbacks.h"
@@ -48,8 +49,17 @@ void check_overrides(const std::vector<ParamGroupOverride>& overrides, const Opt
   }
 }
 
-TrainingDataOptions with_group(TrainingDataOptions data, int64_t rows) {
-  data.sets.group = rows;
+/// How many micro batches have the sequences of a term of the loss.
+int64_t micro_batches_together(const TrainingPlan& plan, const Objective& objective) {
+  if (!plan.step.loss_by_weights || plan.data.sets.neat_packing) return 1;
+  const int64_t size = plan.length.batches.micro_batch_size;
+  return std::lcm(size, objective.rows_per_term()) / size;
+}
+
+TrainingDataOptions data_for(const TrainingPlan& plan, const Objective& objective) {
+  TrainingDataOptions data = plan.data;
+  data.sets.group = objective.rows_per_term();
+  data.micro_batches_together = micro_batches_together(plan, objective);
   return data;
 }
 
@@ -111,11 +121,12 @@ Trainer::Trainer(TrainingPlan plan, MultiModalModule& model, const ParallelGroup
               options.sink = callbacks_.sink;
               options.timers = timers_.get();
               options.scaler = scaler_.get();
+              options.micro_batches_together = static_cast<size_t>(micro_batches_together(plan_, *objective_));
               options.sequence = sequence_ranks(plan_.sequences, model, groups.sharding);
               return options;
             }()),
       state_{plan_.arguments, model, optimizer_.get(), &schedule_, device_},
-      data_(with_group(plan_.data, objective_->rows_per_term()), plan_.length, groups.sharding->rank(), device_),
+      data_(data_for(plan_, *objective_), plan_.length, groups.sharding->rank(), device_),
       document_flops_(model, data_.seq_length(), world_->size() / plan_.length.batches.data_parallel_size),
       search_(model, step_, data_, world_),
       reader_(world_, device_,
@@ -139,9 +150,15 @@ Trainer::Trainer(TrainingPlan plan, MultiModalModule& model, const ParallelGroup
           [this](const std::string& why) { metrics_files_->events().save_failed(why, state_.progress.step); })) {
   state_.scaler = scaler_.get();
   const int64_t together = objective_->rows_per_term();
-  require(plan_.data.sets.neat_packing || plan_.length.batches.micro_batch_size % together == 0,
-          c10::str("--objective ", plan_.objective, " compares ", together,
-                   " neighbouring samples; give --micro-batch-size a multiple of it."));
+  const MicrobatchOptions& batches = plan_.length.batches;
+  const bool is_apart = !plan_.data.sets.neat_packing && batches.micro_batch_size % together != 0;
+  const std::string compares =
+      c10::str("--objective ", plan_.objective, " compares ", together, " neighbouring samples; give ");
+  require(!is_apart || plan_.step.loss_by_weights,
+          compares + "--micro-batch-size a multiple of it, or --loss-by-weights.");
+  const int64_t of_rank = batches.global_batch_size / batches.data_parallel_size;
+  require(!is_apart || (batches.rampup.empty() && of_rank % std::lcm(batches.micro_batch_size, together) == 0),
+          compares + "a constant --global-batch-size of which each rank has a multiple of it.");
   require(together == 1 || plan_.data.order == SamplerType::kSingle,
           "--objective " + plan_.objective +
               " compares neighbouring samples, which --dataloader-type cyclic takes apart; leave it out.");

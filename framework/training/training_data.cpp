@@ -31,18 +31,21 @@ class SingleSampler : public DataSampler {
   }
 
   bool next(std::vector<int64_t>& indices) override {
-    const int64_t stride = options_.micro_batch_size * options_.data_parallel_size;
-    if (position_ + stride > options_.total_samples) return false;
-    const int64_t first = position_ + options_.data_parallel_rank * options_.micro_batch_size;
+    const int64_t together = options_.micro_batch_size * options_.micro_batches_together;
+    if (position_ + together * options_.data_parallel_size > options_.total_samples) return false;
     indices.resize(static_cast<size_t>(options_.micro_batch_size));
-    std::iota(indices.begin(), indices.end(), first);
-    position_ += stride;
+    std::iota(indices.begin(), indices.end(), position_ + options_.data_parallel_rank * together + given_);
+    given_ += options_.micro_batch_size;
+    if (given_ < together) return true;
+    given_ = 0;
+    position_ += together * options_.data_parallel_size;
     return true;
   }
 
  private:
   SamplerOptions options_;
   int64_t position_;
+  int64_t given_ = 0;  // samples of this rank since position_
 };
 
 class CyclicSampler : public DataSampler {
@@ -259,6 +262,7 @@ std::unique_ptr<DataSampler> TrainingData::sampler(const SampleDataset& dataset,
                             .total_samples = dataset.size(),
                             .consumed_samples = consumed,
                             .micro_batch_size = length_.batches.micro_batch_size,
+                            .micro_batches_together = options_.micro_batches_together,
                             .data_parallel_rank = rank_ / options_.sequence_ranks,
                             .data_parallel_size = length_.batches.data_parallel_size});
 }

@@ -26,6 +26,7 @@ struct SamplerOptions {
   /// Samples consumed by all ranks since the start of training. A resumed run continues there.
   int64_t consumed_samples = 0;
   int64_t micro_batch_size = 1;
+  int64_t micro_batches_together = 1;  ///< kSingle: so many of a rank are neighbours in the data
   int64_t data_parallel_rank = 0;
   int64_t data_parallel_size = 1;
 };
@@ -89,7 +90,8 @@ struct TrainingDataOptions {
   BatchOptions batches{};
   DataLoaderOptions loading{};
   SamplerType order = SamplerType::kSingle;
-  int64_t sequence_ranks = 1;  ///< neighbours that get the same batches
+  int64_t sequence_ranks = 1;          ///< neighbours that get the same batches
+  int64_t micro_batches_together = 1;  ///< SamplerOptions::micro_batches_together
 };
 
 /// The data sets of --data-path and its kin. The end of document is the caller's, because it may stand in files.

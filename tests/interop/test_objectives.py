@@ -138,9 +138,12 @@ def data(folder, pairs):
 def test_trains_as_trls(folder, pairs, data, kind):
     trained = trained_by_trl(folder, pairs, kind)
     name = ours(kind).split()[1]
-    for ranks, more in [(1, ""), (2, ""), (2, "--context-parallel-size 2"), (2, "--loss-by-weights")]:
-        if name == "kto" and ranks == 2 and not more.startswith("--context"):
-            ranks = 1  # its distance is over all ranks' micro batches, and TRL has one rank here
+    ways = [(1, ""), (2, "--context-parallel-size 2"), (1, "--loss-by-weights")]
+    if name != "kto":  # its distance is over all ranks' micro batches, and TRL has one rank here
+        ways.append((2, ""))
+    if kind not in ("kto", "nll", "orpo"):  # which have means over more than a pair
+        ways.append((2, "--loss-by-weights --micro-batch-size 1"))
+    for ranks, more in ways:
         steps, out = megashard.pretrain(
             folder, "--hf-model", folder / "policy", "--data-path", folder / "kto" if name == "kto" else data,
             *ours(kind).split(), *more.split(), ranks=ranks, defaults=TRAINING)
@@ -217,6 +220,7 @@ def test_pairs_stay_together(folder, data):
 
 @pytest.mark.parametrize("change, message", [
     (["--micro-batch-size", "3", "--global-batch-size", "6"], "give --micro-batch-size a multiple of it"),
+    (["--micro-batch-size", "1", "--global-batch-size", "3", "--loss-by-weights"], "of which each rank has a multiple"),
     (["--neat-packing", "--seq-length", "16"], "raise --seq-length, or leave out --neat-packing"),
     (["--dataloader-type", "cyclic"], "which --dataloader-type cyclic takes apart"),
     (["--dpo-loss-type", "apo"], "--dpo-loss-type takes one of sigmoid, robust"),
