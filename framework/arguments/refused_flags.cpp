@@ -112,10 +112,9 @@ void refuse_steps(CompatibilityFlags& flags) {
   flags.refuse("use --calculate-per-token-loss, or neither for the mean of microbatches",
                {{"--calculate-per-sample-loss"}, {"--calculate-square-loss"}});
   flags.refuse("use --calculate-per-token-loss", {{"--calculate-token-loss"}});
-  flags.refuse("--objective dpo has the sigmoid loss without label smoothing; leave it out",
-               {{"--dpo-loss-type", 1, "sigmoid"}, {"--dpo-label-smoothing", 1, "0.0"}});
+  flags.refuse("use --dpo-nll-weight", {{"--pref-ftx", 1, "0.0"}});
   flags.refuse("reinforcement learning is not part of this program, but of ROLL, which calls it",
-               {{"--perform-rl-step"}, {"--stage", 1}, {"--ref-model", 1}, {"--pref-ftx", 1, "0.0"}});
+               {{"--perform-rl-step"}, {"--stage", 1}, {"--ref-model", 1}});
   flags.refuse("replicas are never compared here; leave it out",
                {{"--check-weight-hash-across-dp-replicas-interval", 1}});
   flags.refuse("the launcher restarts a run, which goes on from the newest checkpoint of --load; use "

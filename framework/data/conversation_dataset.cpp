@@ -253,8 +253,8 @@ void ConversationDataset::add_epoch(const std::vector<int64_t>& firsts, const Sp
     int64_t length = 0;
     for (int64_t i = 0; i < options.group; ++i) length += set_->tokens_of(first + i) - 1;
     TORCH_CHECK(length <= options.seq_length, "conversations ", first, " to ", first + options.group - 1, " of \"",
-                set_->prefix(), "\" belong together and have ", length, " tokens, which --neat-packing puts in a row: ",
-                "raise --seq-length, or leave out --neat-packing");
+                set_->prefix(), "\" belong together and have ", length,
+                " tokens, which --neat-packing puts in a row: ", "raise --seq-length, or leave out --neat-packing");
     lengths.push_back(length);
   }
   for (const auto& sample : pack_sequences(lengths, options.seq_length)) {

@@ -90,8 +90,8 @@ void add_items(Batch& batch, const ConversationSet& set, std::span<const Convers
 /// than 2 or more than seq_length + 1 tokens. A sample is one conversation. With `packs` it is several conversations of
 /// one epoch, packed into seq_length by pack_sequences(): each is a document of the batch, its positions start at 0,
 /// and no label crosses into the next. A batch is as long as its longest sample, rounded up to length_multiple; with
-/// `packs` the padding of a row is a document, too; neighbours that stay together are in one row. loss_mask and columns are shifted like labels: entry i belongs to
-/// token i + 1. The flags about documents have no effect.
+/// `packs` the padding of a row is a document, too; neighbours that stay together are in one row. loss_mask and columns
+/// are shifted like labels: entry i belongs to token i + 1. The flags about documents have no effect.
 class ConversationDataset : public SampleDataset {
  public:
   ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options);

@@ -74,14 +74,14 @@ const RegisterObjective kRegisteredDpo(
                  {.flag = "--dpo-label-smoothing",
                   .least = 0,
                   .most = 0.49,
-                  .help = "probability that a pair's answers are the wrong way round; of sigmoid, robust, sigmoid_norm"},
+                  .help =
+                      "probability that a pair's answers are the wrong way round; of sigmoid, robust, sigmoid_norm"},
                  {.flag = "--dpo-nll-weight",
                   .least = 0,
                   .most = 1e3,
                   .help = "adds so much of the chosen answers' mean token loss (TRL's loss_type sft)"}},
      .make = [](const std::vector<double>& options) {
-       return std::make_unique<Dpo>(
-           DpoOptions{options[0], static_cast<DpoLoss>(options[1]), options[2], options[3]});
+       return std::make_unique<Dpo>(DpoOptions{options[0], static_cast<DpoLoss>(options[1]), options[2], options[3]});
      }});
 
 }  // namespace

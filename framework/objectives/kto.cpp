@@ -28,7 +28,9 @@ class Kto final : public Objective {
 
   Loss operator()(const LossInputs& in) const override {
     const Sequences sequences(in.batch);
-    const auto halves = [](const at::Tensor& x) { return std::pair{x.view({-1, 2}).select(1, 0), x.view({-1, 2}).select(1, 1)}; };
+    const auto halves = [](const at::Tensor& x) {
+      return std::pair{x.view({-1, 2}).select(1, 0), x.view({-1, 2}).select(1, 1)};
+    };
     const auto [ratios, mismatched] =
         halves(sequences.sums((-in.token_losses - in.batch.at(kRefLogProbs)) * in.batch.at(kLossMask)));
     const at::Tensor distance = in.mean_over_ranks(mismatched.detach().mean()).clamp_min(0);

@@ -44,8 +44,7 @@ PolicyTerms geometric_mean(const at::Tensor& log_ratio, const PolicyLossOptions&
                            const Sequences& sequences) {
   const at::Tensor clipped = log_ratio.clamp(-options.clip_low, options.clip_high), sign = tokens.advantages.sign();
   const at::Tensor lesser = sign * at::minimum(sign * log_ratio, sign * clipped);
-  const at::Tensor of_sequences =
-      -means(tokens.advantages, tokens, sequences) * means(lesser, tokens, sequences).exp();
+  const at::Tensor of_sequences = -means(tokens.advantages, tokens, sequences) * means(lesser, tokens, sequences).exp();
   return {sequences.of_tokens(of_sequences) * at::ones_like(log_ratio), log_ratio.detach() != clipped.detach()};
 }
 
@@ -58,8 +57,7 @@ PolicyTerms by_divergence(const at::Tensor& ratio, const PolicyLossOptions& opti
     may_fall = p - old >= -options.clip_low;
   } else {
     constexpr double kTiny = 1e-8;
-    const at::Tensor divergence =
-        old * (tokens.old - now) + (1 - old) * at::log((1 - old + kTiny) / (1 - p + kTiny));
+    const at::Tensor divergence = old * (tokens.old - now) + (1 - old) * at::log((1 - old + kTiny) / (1 - p + kTiny));
     may_rise = (divergence <= options.clip_high).logical_or(p <= old);
     may_fall = (divergence <= options.clip_low).logical_or(p >= old);
   }

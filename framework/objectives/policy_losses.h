@@ -38,8 +38,8 @@ struct PolicyLossOptions {
 /// What a loss is computed from: [B, T] each, this rank's rows.
 struct PolicyTokens {
   at::Tensor log_probs, old, advantages;
-  at::Tensor mask;                 ///< 1: a token of an answer
-  at::Tensor scores;               ///< of topr: [B, T] or broadcast to it, each sequence's reward
+  at::Tensor mask;    ///< 1: a token of an answer
+  at::Tensor scores;  ///< of topr: [B, T] or broadcast to it, each sequence's reward
 };
 
 struct PolicyTerms {

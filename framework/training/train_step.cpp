@@ -125,7 +125,7 @@ std::pair<at::Tensor, std::vector<MetricSum>> TrainStep::loss_of(const at::Tenso
   at::Tensor total = (loss.sum * factor).sum();
   if (count.dim() > 0) {
     MetricSum& first = loss.metrics.front();
-    first.sum = total.detach().to(at::kDouble);
+    first.sum = total.detach().to(at::kDouble) / (mine.sequence.is_whole() ? sequence_ranks() : 1);
     first.count = at::full_like(first.sum, 1 / scale.micro_batches);
   }
   return {std::move(total), std::move(loss.metrics)};

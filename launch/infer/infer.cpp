@@ -140,9 +140,8 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
   if (column.defined()) write_column(arguments.data_path.front(), *flags.into, column);
   if (flags.log_probs || flags.into) {
     const std::string where = flags.log_probs ? *flags.log_probs : "column " + *flags.into + " of the data";
-    sink(Severity::kNotice,
-         c10::str("log-probabilities of ", documents, " documents: mean ",
-                  sum / static_cast<double>(data.tokens() - documents), " a token, in ", where));
+    sink(Severity::kNotice, c10::str("log-probabilities of ", documents, " documents: mean ",
+                                     sum / static_cast<double>(data.tokens() - documents), " a token, in ", where));
   }
   if (generated) {
     generated->finish();

@@ -26,8 +26,8 @@ class InferDocuments {
   /// What read() gave of them, each conversation up to its last answer.
   InferenceBatch prompts(InferenceBatch batch, int64_t first) const;
   int64_t size() const;
-  int64_t tokens() const;                    ///< of all
-  int64_t tokens_of(int64_t number) const;   ///< of a document or conversation
+  int64_t tokens() const;                   ///< of all
+  int64_t tokens_of(int64_t number) const;  ///< of a document or conversation
   bool has_conversations() const { return conversations_ != nullptr; }
 
  private:

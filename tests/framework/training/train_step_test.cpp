@@ -76,8 +76,8 @@ struct Case {
 std::ostream& operator<<(std::ostream& out, const Case& each) {
   return out << each.objective << (each.per_token ? ", over all tokens" : "") << ", " << each.micro_batches
              << " micro batches" << (each.scales ? ", scaled" : "") << (each.by_weights ? ", by weights" : "")
-             << (each.nll == 0 ? "" : ", two means") << ", " << each.replicas << " x "
-             << each.sequence_ranks << " ranks";
+             << (each.nll == 0 ? "" : ", two means") << ", " << each.replicas << " x " << each.sequence_ranks
+             << " ranks";
 }
 
 Batch batch_of(int64_t replica, int64_t micro_batch) {
