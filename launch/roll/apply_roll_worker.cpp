@@ -44,16 +44,18 @@ void apply_length(const RollWorker& worker, Arguments& arguments, const std::fun
                   const DiagnosticSink& sink) {
   const int64_t batch = *arguments.global_batch_size;
   if (arguments.train_iters || arguments.train_samples) return;
-  if (worker.max_steps > 0) {
-    arguments.train_iters = worker.max_steps;
-    return;
-  }
-  const int64_t samples = samples_of_epoch();
-  const int64_t steps = std::max<int64_t>(1, samples / batch);
-  arguments.train_iters = static_cast<int64_t>(std::ceil(worker.epochs * static_cast<double>(steps)));
-  sink(Severity::kNotice, "ROLL: " + worker.role + ": num_train_epochs " + argument_text(worker.epochs) + " of " +
-                              to_string(samples) + " sequences, " + to_string(batch) + " an iteration, are " +
-                              to_string(*arguments.train_iters) + " iterations");
+  const auto of_epochs = [&] {
+    const int64_t samples = samples_of_epoch();
+    const int64_t steps = std::max<int64_t>(1, samples / batch);
+    const auto iterations = static_cast<int64_t>(std::ceil(worker.epochs * static_cast<double>(steps)));
+    sink(Severity::kNotice, "ROLL: " + worker.role + ": num_train_epochs " + argument_text(worker.epochs) + " of " +
+                                to_string(samples) + " sequences, " + to_string(batch) + " an iteration, are " +
+                                to_string(iterations) + " iterations");
+    return iterations;
+  };
+  if (!is_roll_loss_replaced(worker, arguments))
+    arguments.train_iters = roll_pipeline_steps(worker, batch, of_epochs, sink);
+  if (!arguments.train_iters) arguments.train_iters = worker.max_steps > 0 ? worker.max_steps : of_epochs();
 }
 
 void derive_global_batch(const RollWorker& worker, Arguments& arguments, int64_t world_size,
@@ -122,6 +124,7 @@ void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_s
   apply_experts(worker, arguments, world_size);
   if (worker.trains) {
     apply_batches(worker, arguments, world_size, sink);
+    check_roll_loss(worker, arguments, sink);
     if (parts.schedule) {
       apply_length(worker, arguments, samples_of_epoch, sink);
       apply_warmup(worker, arguments);

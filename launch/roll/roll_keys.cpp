@@ -114,6 +114,8 @@ const RollKey kPipeline[] = {
     flag_key<kSeed>("seed"),
     {"pretrain", take_pretrain},
     flag_key<kSeqLength>("sequence_length"),
+    {"prompt_length", [](const V& value, W& worker, A&) { worker.prompt_length = value.integer(1); }},
+    {"response_length", [](const V& value, W& worker, A&) { worker.response_length = value.integer(1); }},
     flag_key<kSaveInterval>("save_steps"),
     flag_key<kLogInterval>("logging_steps"),
     flag_key<kEvalInterval>("eval_steps"),
@@ -131,7 +133,7 @@ const RollKey kWorker[] = {
     {"infer_batch_size", [](const V& value, W& worker, A&) { worker.infer_batch_size = value.integer(1); }},
     flag_key<kTimeout>("backend_timeout"),
     {"name"},
-    {"worker_cls"},
+    {"worker_cls", [](const V& value, W&, A&) { value.text(); }},
     {"pg_variant"},
     {"data_args"},
     {"generating_args"},
@@ -274,8 +276,10 @@ std::span<const RollKey> roll_wrap_keys() { return kWrap; }
 
 std::string with_roll_keys(const std::string& message) {
   std::set<std::string> keys;
+  using enum RollPipeline;
   for (const auto table :
-       {roll_pipeline_keys(), roll_worker_keys(), roll_model_keys(), roll_training_keys(), roll_strategy_keys()}) {
+       {roll_pipeline_keys(), roll_worker_keys(), roll_model_keys(), roll_training_keys(), roll_strategy_keys(),
+        roll_loss_keys(kPairs), roll_loss_keys(kAnswers), roll_loss_worker_keys(kAnswers)}) {
     for (const auto& key : table) {
       if (key.flag != nullptr && names_flag(message, key.flag)) keys.insert(c10::str(key.name, " for ", key.flag));
     }

@@ -32,6 +32,9 @@ std::span<const RollKey> roll_model_keys();     ///< model_args
 std::span<const RollKey> roll_training_keys();  ///< training_args
 std::span<const RollKey> roll_strategy_keys();  ///< strategy_config, without wrap_policy
 std::span<const RollKey> roll_wrap_keys();      ///< wrap_policy
+/// Of the pipeline's loss, at the top level and of the worker.
+std::span<const RollKey> roll_loss_keys(RollPipeline pipeline);
+std::span<const RollKey> roll_loss_worker_keys(RollPipeline pipeline);
 const std::vector<MissingFunction>& missing_functions();
 /// Appends to a message about flags the keys of the file that set them.
 std::string with_roll_keys(const std::string& message);

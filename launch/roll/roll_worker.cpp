@@ -148,6 +148,13 @@ void read_strategy(Reader& reader, const std::string& path, const YAML::Node& no
   }
 }
 
+/// The first of two keys of the same name counts.
+std::vector<RollKey> joined(std::span<const RollKey> some, std::span<const RollKey> more) {
+  std::vector<RollKey> all(some.begin(), some.end());
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
 /// lora_target enables LoRA in ROLL; then freezing by name is ignored, and only training workers have adapters.
 void apply_lora(RollWorker& worker, Arguments& arguments) {
   if (arguments.lora_target_modules.empty()) return;
@@ -189,19 +196,24 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path, c
   Reader reader(path, root, worker, arguments, log);
   const YAML::Node own = found->second;
   read_strategy(reader, role + "." + kStrategyArgs, own[kStrategyArgs], worker);
-  reader.section(role, own, roll_worker_keys(), {"model_args", "training_args", kStrategyArgs},
-                 Unknown::kErrorIfMisspelt);
+  if (worker.trains) find_roll_pipeline(root, reader.value(role, own), worker);
+  const RollPipeline pipeline = worker.loss.pipeline;
+  reader.section(role, own, joined(roll_loss_worker_keys(pipeline), roll_worker_keys()),
+                 {"model_args", "training_args", kStrategyArgs}, Unknown::kErrorIfMisspelt);
   reader.section(role + ".model_args", own["model_args"], roll_model_keys(), {}, Unknown::kError);
   reader.section(role + ".training_args", own["training_args"], roll_training_keys(), {}, Unknown::kError);
   apply_lora(worker, arguments);
+  const auto keys = joined(roll_loss_keys(pipeline), roll_pipeline_keys());
   std::set<std::string> others;  // sections and settings of the pipeline
   for (const auto& item : root) {
-    const auto keys = roll_pipeline_keys();
     const auto name = item.first.Scalar();
     if (std::none_of(keys.begin(), keys.end(), [&](const auto& key) { return name == key.name; })) others.insert(name);
   }
-  reader.section("", root, roll_pipeline_keys(), others, Unknown::kError);
+  reader.section("", root, keys, others, Unknown::kError);
   reader.throw_if_any();
+  if (!arguments.seq_length && worker.response_length)
+    arguments.seq_length = worker.prompt_length + *worker.response_length;
+  if (worker.trains) take_roll_loss(worker, arguments);
   others.erase(role);
   for (const auto& name : others) reader.leave(reader.value(name, root[name]));
   return worker;

@@ -11,21 +11,25 @@
 #include "framework/arguments/arguments.h"
 #include "framework/arguments/key_log.h"
 #include "framework/modules/fsdp2_config.h"
+#include "launch/roll/roll_loss.h"
 
 namespace megashard {
 
 /// A worker of a ROLL configuration (strategies fsdp2_train and fsdp2_infer): settings that are not arguments. Defaults
 /// are ROLL's.
 struct RollWorker {
-  std::string role;      ///< "actor_train"
-  bool trains = true;    ///< strategy_name: fsdp2_train; else fsdp2_infer
+  std::string role;    ///< "actor_train"
+  bool trains = true;  ///< strategy_name: fsdp2_train; else fsdp2_infer
+  RollLoss loss{};
   Fsdp2Config sharding;  ///< strategy_config; sharding_size is derived from fsdp_size
   int64_t fsdp_size = 1;
   std::vector<int64_t> device_mapping;  ///< GPU of each rank, modulo its host's number; empty: any
   std::optional<int64_t> world_size;    ///< as in the file
   int64_t gradient_accumulation_steps = 1;
   double epochs = 1;
-  int64_t max_steps = -1;  ///< if above 0, replaces epochs
+  int64_t prompt_length = 1024;
+  std::optional<int64_t> response_length{};  ///< used without sequence_length
+  int64_t max_steps = -1;                    ///< if above 0, replaces epochs
   int64_t warmup_steps = 0;
   double warmup_ratio = 0;  ///< used without warmup_steps
   bool recompute = true;    ///< all layers, including those of towers
@@ -49,7 +53,7 @@ RollWorker parse_roll_worker(const std::string& text, const std::string& path, c
                              Arguments& arguments, KeyLog* log = nullptr);
 
 /// Applies settings of these parts that depend on the number of ranks, the data and the flags of the command line,
-/// which take precedence: sharding, batch sizes, length and warm-up of the training, recompute. Calls
+/// which take precedence: sharding, loss, batch sizes, length and warm-up of the training, recompute. Calls
 /// `samples_of_epoch` only if epochs are used. Checks device_mapping against `world_size`. Call it before
 /// validate_arguments.
 void apply_roll_worker(RollWorker& worker, Arguments& arguments, int64_t world_size,
