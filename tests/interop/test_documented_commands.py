@@ -82,7 +82,7 @@ def test_those_of_the_readme(tmp_path):
     model.save_pretrained(tmp_path / "DIR")
     (tmp_path / "HF").symlink_to("DIR")
     write_documents(tmp_path / "PREFIX", [torch.randint(0, 64, (400,)).tolist() for _ in range(60)])
-    (tmp_path / "grpo.yaml").write_text(ROLL)
+    (tmp_path / "roll.yaml").write_text(ROLL)
     link(tmp_path, "build", "fsdp2_config.yaml")
     (tmp_path / "run" / "tiny").mkdir(parents=True)
     os.symlink("../../SAVED", tmp_path / "run" / "tiny" / "save")  # of launch/quickstart, which is not run here

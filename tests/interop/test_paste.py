@@ -30,6 +30,7 @@ def test_a_file_does_what_the_page_says(folder, workshop, name):
     result, reasons, out = run_entry(entry, folder / re.sub(r"\W", "_", name), workshop)
     if is_here(entry):
         assert line_of(name, result, reasons) == lines_of_page(PAGE.read_text())[entry["repository"]][name], out[-3000:]
+        assert ("its loss is --objective policy" in out) == (entry.get("role") == "actor_train")
     else:
         assert result == "refused" and "no model that this program has" in " ".join(reasons), out[-3000:]
 

@@ -123,3 +123,30 @@ def test_sum_norm_takes_a_length(tmp_path, batch):
     whole = ours(tmp_path, batch, "--policy-aggregation", 3)
     halved = ours(tmp_path, batch, "--policy-aggregation", 3, "--policy-sum-norm", 2 * LENGTH)
     torch.testing.assert_close(halved[1] * 2, whole[1])
+
+
+def test_a_ratio_of_answers_is_gspos_if_an_answer_has_one_advantage(tmp_path, batch):
+    """ROLL's importance_sampling: seq, whose gradient goes through the mean."""
+    of_answers = batch | {"advantages": batch["advantages"][:, :1] * batch["mask"]}
+    flags = ["--policy-loss", LOSSES.index("gspo"), "--policy-clip-low", LOW, "--policy-clip-high", HIGH,
+             "--policy-dual-clip", 1.4]
+    for aggregation in (0, 2):
+        found = ours(tmp_path, of_answers, *flags, "--policy-aggregation", aggregation)
+        expect_equal(found, by_answers(of_answers, AGGREGATIONS[aggregation]))
+    found, wanted = ours(tmp_path, batch, *flags), by_answers(batch, "token-mean")
+    torch.testing.assert_close(found[0], wanted[0].float())  # the same loss
+    assert (found[1] - wanted[1]).abs().max() > 0.01  # but not the gradient
+
+
+def by_answers(batch, aggregation):
+    algorithms, _ = verl()
+    mask, advantages = batch["mask"].double(), batch["advantages"].double()
+
+    def loss_of(log_probs):
+        mean = ((log_probs - batch["old_log_probs"]).double() * mask).sum(1) / mask.sum(1).clamp_min(1)
+        ratio = mean.exp()[:, None]
+        losses = -torch.minimum(ratio * advantages, ratio.clamp(1 - LOW, 1 + HIGH) * advantages)
+        losses = torch.where(advantages < 0, torch.minimum(losses, -1.4 * advantages), losses)
+        return algorithms.agg_loss(losses, mask, aggregation)
+
+    return expected(batch, loss_of)

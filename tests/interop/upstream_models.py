@@ -5,8 +5,11 @@ import pathlib
 
 import numpy
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import megashard
+from conversations import write_conversation_set
 from tiny_vision import CLASSES, make_mistral3, make_processors, make_vision_model, write_conversations, asked, said
 
 TEXT_SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
@@ -77,6 +80,24 @@ class Workshop:
         folder = self.model(family)
         write_conversations(folder, [[asked([{"type": "image", "image": "a.png"}, {"type": "text", "text": "the cat"}]),
                                       said("sat on the mat")]] * 16, prefix, **limits)
+        return prefix
+
+    @functools.cache
+    def answers(self, family, **limits):
+        """Sampled answers to prompts, with their advantages and a reference's log-probabilities."""
+        prefix = self.folder / f"answers_{family}"
+        random = torch.Generator().manual_seed(0)
+        source = prefix
+        if family in VISION_FAMILIES:
+            source = self.conversations(family, **limits)
+        else:
+            texts = [torch.randint(3, 60, (40,), generator=random) for _ in range(16)]
+            write_conversation_set(prefix, texts, [[0] * 10 + [1] * 30] * 16)
+        with safe_open(f"{source}.vision.safetensors", "pt") as file:
+            chats, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+        values = torch.randn(2, len(chats["tokens"]), generator=random)
+        save_file({**chats, "column.advantages": values[0].contiguous(), "column.ref_log_probs": -values[1].exp()},
+                  f"{prefix}.vision.safetensors", facts)
         return prefix
 
     def records(self, family, path):

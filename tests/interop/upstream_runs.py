@@ -229,8 +229,8 @@ def roll_worker(entry, folder, workshop):
         worker["model_args"]["model_name_or_path"] = file[used]
     if isinstance(file.get("resume_from_checkpoint"), str):
         file["resume_from_checkpoint"] = str(workshop.checkpoint(family, "torch_dcp"))
-    if "sequence_length" in file:
-        file["sequence_length"] = LENGTH
+    file |= {key: value for key, value in (("sequence_length", LENGTH), ("prompt_length", LENGTH // 2),
+                                           ("response_length", LENGTH // 2)) if key in file}
     worker["device_mapping"] = f"list(range(0,{RANKS}))"
     training, model = worker.get("training_args") or {}, worker.get("model_args") or {}
     if "gradient_accumulation_steps" in training:
@@ -248,10 +248,11 @@ def roll_worker(entry, folder, workshop):
     (folder / "run").mkdir(exist_ok=True)
     config = write_yaml(folder / "run" / "config.yaml", file)
     limits = {f"image_{key}": model[key] for key in ("max_pixels", "min_pixels") if key in model}
-    data = workshop.conversations(family, **limits) if family in VISION_FAMILIES else workshop.documents()
+    if entry["role"] == "actor_train":
+        data = workshop.answers(family, **limits)
+    else:
+        data = workshop.conversations(family, **limits) if family in VISION_FAMILIES else workshop.documents()
     common = ["--config", config, "--role", entry["role"], "--data-path", data]
-    if "sequence_length" not in file:
-        common += ["--seq-length", LENGTH]
     if worker["strategy_args"]["strategy_name"] == "fsdp2_infer":
         return [str(word) for word in ["infer", *common, "--log-probs", folder / "log_probs.npy"]]
     return finish(["pretrain", *common, "--train-iters", STEPS, "--split", "1,0,0", "--eval-iters", 0], folder)
