@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "framework/dispatched_operator.h"
+#include "framework/packed_product.h"
 #include "parallel/device/signals_held.h"
 
 namespace at::native {
@@ -19,7 +20,7 @@ __attribute__((weak)) void mkldnn_matmul(const Tensor& mat1, const Tensor& mat2,
 namespace megashard {
 namespace {
 
-/// For fewer multiplications, looking up a oneDNN kernel takes longer than MKL's product.
+/// For fewer multiplications, looking up a oneDNN kernel takes longer than MKL's product or our own.
 constexpr int64_t kFewestProducts = 1'000'000;
 
 void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, double beta, double alpha) {
@@ -59,6 +60,10 @@ const DispatchedOperator<Product>& product_operator() {
 at::Tensor product_on_cpu(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& c, double beta,
                           double alpha) {
   const at::Tensor result = at::empty({a.size(0), b.size(1)}, a.options());
+  if (!c && takes_packed_product(a, b)) {
+    packed_product_into(result, a, b);
+    return result;
+  }
   if (c) result.copy_(*c);
   onednn_product(a, b, result, beta, alpha);
   return result;
@@ -74,9 +79,13 @@ void add_product_on_cpu(at::Tensor& c, const at::Tensor& a, const at::Tensor& b)
   onednn_product(a, b, c, /*beta=*/1, /*alpha=*/1);
 }
 
-bool takes(const at::Tensor& a, const at::Tensor& b) {
+bool are_own_matrices(const at::Tensor& a, const at::Tensor& b) {
   return has_own_products(a) && a.dim() == 2 && b.dim() == 2 && a.scalar_type() == b.scalar_type() &&
-         a.device() == b.device() && a.size(0) * a.size(1) * b.size(1) >= kFewestProducts;
+         a.device() == b.device();
+}
+
+bool onednn_takes(const at::Tensor& a, const at::Tensor& b) {
+  return are_own_matrices(a, b) && a.size(0) * a.size(1) * b.size(1) >= kFewestProducts;
 }
 
 }  // namespace
@@ -86,15 +95,18 @@ bool has_own_products(const at::Tensor& x) {
 }
 
 at::Tensor matrix_product(const at::Tensor& a, const at::Tensor& b) {
-  return takes(a, b) ? product_operator()(a, b, std::nullopt, 0, 1) : at::mm(a, b);
+  const bool own = are_own_matrices(a, b) && (takes_packed_product(a, b) || onednn_takes(a, b));
+  return own ? product_operator()(a, b, std::nullopt, 0, 1) : at::mm(a, b);
 }
 
 at::Tensor matrix_product(const at::Tensor& c, double beta, const at::Tensor& a, const at::Tensor& b, double alpha) {
-  return takes(a, b) ? product_operator()(a, b, c, beta, alpha) : at::addmm(c, a, b, beta, alpha);
+  return onednn_takes(a, b) ? product_operator()(a, b, c, beta, alpha) : at::addmm(c, a, b, beta, alpha);
 }
 
 void matrix_product_into(at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {
-  if (takes(a, b)) {
+  if (result.is_cpu() && are_own_matrices(a, b) && takes_packed_product(a, b)) {
+    packed_product_into(result, a, b);
+  } else if (result.is_cpu() && onednn_takes(a, b)) {
     onednn_product(a, b, result, /*beta=*/0, /*alpha=*/1);
   } else {
     at::mm_out(result, a, b);
@@ -102,7 +114,7 @@ void matrix_product_into(at::Tensor& result, const at::Tensor& a, const at::Tens
 }
 
 void add_matrix_product_(at::Tensor& c, const at::Tensor& a, const at::Tensor& b) {
-  if (takes(a, b) && c.is_contiguous()) return adding_operator()(c, a, b);
+  if (onednn_takes(a, b) && c.is_contiguous()) return adding_operator()(c, a, b);
   c.addmm_(a, b);
 }
 

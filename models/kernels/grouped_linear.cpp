@@ -3,7 +3,6 @@
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <tuple>
@@ -50,13 +49,13 @@ void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
-/// Calls visit(group, first row, number of rows) for each non-empty group.
+/// Calls visit(group, first row, number of rows) for each group.
 template <class Visit>
 void over_groups(RowGroups& groups, const Visit& visit) {
   int64_t first = 0;
   for (int64_t group = 0; group < groups.size(); ++group) {
     const int64_t count = groups.on_host()[static_cast<size_t>(group)];
-    if (count > 0) visit(group, first, count);
+    visit(group, first, count);
     first += count;
   }
 }
@@ -76,62 +75,47 @@ bool has_grouped_kernel(const at::Tensor& x, at::IntArrayRef matrix, int64_t gro
 
 std::vector<at::Tensor> grouped_product(const at::Tensor& x, const at::Tensor& weight, RowGroups& groups) {
   const int64_t parts = weight.size(1), out = weight.size(2);
-  if (by_one_kernel(x, {parts * out, weight.size(3)}, groups)) {
-    const auto y = at::_grouped_mm(x, weight.flatten(1, 2).transpose(1, 2), groups.ends());
-    return parts_of(y, -1, std::vector<int64_t>(static_cast<size_t>(parts), out));
+  const auto matrices = weight.flatten(1, 2);
+  at::Tensor y;
+  if (by_one_kernel(x, matrices.sizes().slice(1), groups)) {
+    y = at::_grouped_mm(x, matrices.transpose(1, 2), groups.ends());
+  } else {
+    y = at::empty({x.size(0), parts * out}, x.options());
+    const auto rows = widened_for_products(x);
+    over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
+      if (count > 0) product_into(y.narrow(0, first, count), rows.narrow(0, first, count), matrices[group].t());
+    });
   }
-  std::vector<at::Tensor> results;
-  for (int64_t part = 0; part < parts; ++part) results.push_back(at::empty({x.size(0), out}, x.options()));
-  const auto rows = widened_for_products(x);
-  over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
-    const auto some = rows.narrow(0, first, count);
-    for (int64_t part = 0; part < parts; ++part)
-      product_into(results[static_cast<size_t>(part)].narrow(0, first, count), some, weight[group][part].t());
-  });
-  return results;
+  return parts_of(y, -1, std::vector<int64_t>(static_cast<size_t>(parts), out));
 }
 
 at::Tensor grouped_gradient_of_input(at::TensorList grads, const at::Tensor& weight, RowGroups& groups) {
-  const auto parts = static_cast<int64_t>(grads.size());
-  if (by_one_kernel(grads[0], {parts * weight.size(2), weight.size(3)}, groups))
-    return at::_grouped_mm(joined_columns(grads), weight.flatten(1, 2), groups.ends());
-  const auto result = at::empty({grads[0].size(0), weight.size(3)}, grads[0].options());
-  std::vector<at::Tensor> wide;
-  for (const auto& grad : grads) wide.push_back(widened_for_products(grad));
-  // 16-bit products would be rounded before they are added up.
-  const bool joins = parts > 1 && wide[0].element_size() == 2;
-  const auto rows = joins ? joined_columns(wide) : wide[0];
-  const auto matrices = joins ? weight.flatten(1, 2) : weight.select(1, 0);
+  const auto matrices = weight.flatten(1, 2);
+  const auto joined = joined_columns(grads);
+  if (by_one_kernel(joined, matrices.sizes().slice(1), groups)) return at::_grouped_mm(joined, matrices, groups.ends());
+  const auto result = at::empty({joined.size(0), weight.size(3)}, joined.options());
+  const auto rows = widened_for_products(joined);
   over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
-    if (joins || parts == 1) {
-      product_into(result.narrow(0, first, count), rows.narrow(0, first, count), matrices[group]);
-      return;
-    }
-    auto sum = matrix_product(rows.narrow(0, first, count), widened_for_products(matrices[group]));
-    for (int64_t part = 1; part < parts; ++part)
-      sum.add_(matrix_product(wide[static_cast<size_t>(part)].narrow(0, first, count),
-                              widened_for_products(weight[group][part])));
-    result.narrow(0, first, count).copy_(sum);
+    if (count > 0) product_into(result.narrow(0, first, count), rows.narrow(0, first, count), matrices[group]);
   });
   return result;
 }
 
 at::Tensor grouped_gradient_of_weight(at::TensorList grads, const at::Tensor& x, RowGroups& groups) {
-  const auto parts = static_cast<int64_t>(grads.size()), out = grads[0].size(1);
-  if (by_one_kernel(x, {parts * out, x.size(1)}, groups)) {
-    const auto joined = joined_columns(grads);
-    return at::_grouped_mm(joined.t(), x, groups.ends()).view({groups.size(), parts, out, x.size(1)});
+  const auto parts = static_cast<int64_t>(grads.size()), out = grads[0].size(1), in = x.size(1);
+  const auto joined = joined_columns(grads);
+  at::Tensor result;
+  if (by_one_kernel(x, {parts * out, in}, groups)) {
+    result = at::_grouped_mm(joined.t(), x, groups.ends());
+  } else {
+    result = at::empty({groups.size(), parts * out, in}, x.options());
+    const auto columns = widened_for_products(joined).t(), rows = widened_for_products(x);
+    over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
+      if (count == 0) result[group].zero_();
+      if (count > 0) product_into(result[group], columns.narrow(1, first, count), rows.narrow(0, first, count));
+    });
   }
-  const auto result = at::zeros({groups.size(), parts, out, x.size(1)}, x.options());
-  std::vector<at::Tensor> wide;
-  for (const auto& grad : grads) wide.push_back(widened_for_products(grad));
-  const auto rows = widened_for_products(x);
-  over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
-    const auto some = rows.narrow(0, first, count);
-    for (int64_t part = 0; part < parts; ++part)
-      product_into(result[group][part], wide[static_cast<size_t>(part)].narrow(0, first, count).t(), some);
-  });
-  return result;
+  return result.view({groups.size(), parts, out, in});
 }
 
 namespace {

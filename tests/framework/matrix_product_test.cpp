@@ -43,7 +43,8 @@ void expect_near(const at::Tensor& got, const Expected& expected) {
 }
 
 TEST(MatrixProduct, OfAnyStridesIsTheFormula) {
-  for (const auto& [n, k, m] : {std::tuple{7L, 5L, 3L}, {128L, 96L, 160L}, {1L, 1500L, 1001L}, {300L, 257L, 1L}}) {
+  for (const auto& [n, k, m] : {std::tuple{7L, 5L, 3L}, {128L, 96L, 160L}, {1L, 1500L, 1001L}, {300L, 257L, 1L}, {75L, 1031L, 33L}, {3L, 300L, 64L},
+                               {1200L, 130L, 1000L}}) {
     const auto a = fixed({n, k}, 1).cpu(), b = fixed({k, m}, 2).cpu(), c = fixed({n, m}, 3).cpu();
     const auto expected = product_of(a, b);
     const auto transposed = [](const at::Tensor& x) { return here(x.t().contiguous()).t(); };
@@ -171,7 +172,7 @@ int threads_that_block(int signal) {
 
 TEST(MatrixProduct, ThreadsThatWorkForItTakeNoSignals) {
   MEGASHARD_NOT_ON_SIM("of the CPU's products");
-  const auto a = at::ones({512, 512});
+  const auto a = at::ones({640, 640});
   if (!has_own_products(a)) GTEST_SKIP() << "not run: products are LibTorch's own on this CPU";
   const int threads = at::get_num_threads();
   at::set_num_threads(3);
