@@ -8,8 +8,8 @@ namespace megashard {
 /// which takes longer than a small product, and keep it: a mixture of experts has new sizes in each step. Sums do not
 /// depend on the other rows nor on the number of threads.
 
-/// True for products of up to 2^27 multiplications with at least three rows and 32 columns, where b or its transpose has
-/// dense rows.
+/// True for products of up to 2^27 multiplications with at least three rows and 32 columns, where b or its transpose
+/// has dense rows.
 bool takes_packed_product(const at::Tensor& a, const at::Tensor& b);
 
 /// result = a b for matrices that it takes, on a CPU. The rows of result [n, m] are dense.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "framework/mistakes.h"
+#include "models/kernels/chosen_rows.h"
 #include "models/moe/expert_parallel.h"
 
 namespace megashard {
@@ -29,9 +30,7 @@ struct TakeRows : torch::autograd::Function<TakeRows> {
     return x.index_select(0, index);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto back = context->get_saved_variables()[0];
-    const auto rows = grads[0].index_select(0, back.flatten()).view({back.size(0), back.size(1), grads[0].size(1)});
-    return {rows.sum(1), Variable(), Variable()};
+    return {sum_of_rows(grads[0], context->get_saved_variables()[0]), Variable(), Variable()};
   }
 };
 
@@ -108,7 +107,6 @@ PartSpecPtr experts_part(MoeSpec spec) { return std::make_shared<ExpertsPart>(st
 SparseMoeBlock::SparseMoeBlock(const MoeSpec& spec, const BuildContext& context)
     : class_name_(spec.class_name),
       num_experts_(spec.moe.num_experts),
-      experts_per_token_(spec.moe.experts_per_token),
       weighs_inputs_(spec.moe.weighs_inputs),
       placement_(context.experts),
       tensor_parallel_(context.tensor_parallel) {
@@ -158,10 +156,10 @@ LayerOutput SparseMoeBlock::forward(const at::Tensor& own_states, const Pass& pa
     const auto own = ExpertExchange::send(exchange, rows);
     sorted = ExpertExchange::send_back(exchange, run_experts(own, exchange->own_rows()));
   }
-  const auto results = sorted.index_select(0, order.place.flatten());
-  auto weighted = results.view({tokens.size(0), experts_per_token_, tokens.size(1)});
-  if (!weighs_inputs_) weighted = weighted * routing.weights.unsqueeze(-1);
-  auto sums = weighted.sum(1).to(hidden.scalar_type());
+  const auto results = weighs_inputs_
+                           ? sorted.index_select(0, order.place.flatten()).unflatten(0, order.place.sizes()).sum(1)
+                           : weighted_sum_of_rows(sorted, order.place, routing.weights);
+  auto sums = results.to(hidden.scalar_type());
   if (from_latent_) sums = from_latent_->forward(sums);
   auto mixed = tensor_parallel_->own_rows(sums.view(hidden.sizes()));
   if (after_) mixed = after_->forward(mixed);

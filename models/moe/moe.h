@@ -62,7 +62,7 @@ class SparseMoeBlock : public torch::nn::Module {
   at::Tensor run_experts(const at::Tensor& rows, const RowGroupsPtr& groups);
 
   std::string class_name_;
-  int64_t num_experts_, experts_per_token_;
+  int64_t num_experts_;
   bool weighs_inputs_;
   ExpertPlacement placement_;
   TensorParallelRanksPtr tensor_parallel_;  // each rank has a shard of every expert

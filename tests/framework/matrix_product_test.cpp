@@ -43,8 +43,13 @@ void expect_near(const at::Tensor& got, const Expected& expected) {
 }
 
 TEST(MatrixProduct, OfAnyStridesIsTheFormula) {
-  for (const auto& [n, k, m] : {std::tuple{7L, 5L, 3L}, {128L, 96L, 160L}, {1L, 1500L, 1001L}, {300L, 257L, 1L}, {75L, 1031L, 33L}, {3L, 300L, 64L},
-                               {1200L, 130L, 1000L}}) {
+  for (const auto& [n, k, m] : {std::tuple{7L, 5L, 3L},
+                                {128L, 96L, 160L},
+                                {1L, 1500L, 1001L},
+                                {300L, 257L, 1L},
+                                {75L, 1031L, 33L},
+                                {3L, 300L, 64L},
+                                {1200L, 130L, 1000L}}) {
     const auto a = fixed({n, k}, 1).cpu(), b = fixed({k, m}, 2).cpu(), c = fixed({n, m}, 3).cpu();
     const auto expected = product_of(a, b);
     const auto transposed = [](const at::Tensor& x) { return here(x.t().contiguous()).t(); };
