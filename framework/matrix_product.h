@@ -4,10 +4,11 @@
 
 namespace megashard {
 
-/// fp32 matrix products with oneDNN on CPUs where MKL, LibTorch's default, has slow kernels: on AVX-512 CPUs that are
-/// not Intel's, MKL uses AVX2 (EPYC 9005, one core: 110 GFLOP/s with MKL, 240 with oneDNN). Small matrices, other
-/// dtypes and other CPUs use LibTorch. The choice depends only on CPU, dtype and sizes, so runs are reproducible. No
-/// autograd. Signal handlers may run meanwhile on other threads (signals_held.h).
+/// fp32 matrix products on CPUs where MKL, LibTorch's default, has slow kernels: on AVX-512 CPUs that are not Intel's,
+/// MKL uses AVX2 (EPYC 9005, one core: 110 GFLOP/s with MKL, 240 with others). Products of 2^16 to 2^27 multiplications
+/// have a kernel of their own (packed_product.h), larger ones oneDNN's. Tiny products, other dtypes and other CPUs use
+/// LibTorch. The choice depends only on CPU, dtype, sizes and strides, so runs are reproducible. No autograd. Signal
+/// handlers may run meanwhile on other threads (signals_held.h).
 
 /// True if products with matrices like x do not use LibTorch.
 bool has_own_products(const at::Tensor& x);

@@ -48,9 +48,10 @@ int64_t blocks_of_rows(int64_t rows, int64_t depth, int64_t panels) {
 }  // namespace
 
 bool takes_packed_product(const at::Tensor& a, const at::Tensor& b) {
-  constexpr int64_t kMost = int64_t{1} << 27, kFewestRows = 3;
-  return a.size(0) >= kFewestRows && a.size(1) > 0 && b.size(1) >= kPanel && (b.stride(0) == 1 || b.stride(1) == 1) &&
-         a.size(0) * a.size(1) * b.size(1) <= kMost;
+  constexpr int64_t kFewest = 1 << 16, kMost = 1 << 27, kFewestRows = 3;
+  const int64_t multiplications = a.size(0) * a.size(1) * b.size(1);
+  return a.size(0) >= kFewestRows && b.size(1) >= kPanel && (b.stride(0) == 1 || b.stride(1) == 1) &&
+         multiplications >= kFewest && multiplications <= kMost;
 }
 
 void packed_product_into(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {

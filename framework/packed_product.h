@@ -8,7 +8,7 @@ namespace megashard {
 /// which takes longer than a small product, and keep it: a mixture of experts has new sizes in each step. Sums do not
 /// depend on the other rows nor on the number of threads.
 
-/// True for products of up to 2^27 multiplications with at least three rows and 32 columns, where b or its transpose
+/// True for products of 2^16 to 2^27 multiplications with at least three rows and 32 columns, where b or its transpose
 /// has dense rows.
 bool takes_packed_product(const at::Tensor& a, const at::Tensor& b);
 

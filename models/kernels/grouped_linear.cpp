@@ -40,12 +40,23 @@ const std::vector<int64_t>& RowGroups::on_host() {
 
 namespace {
 
+/// Rows for product_into: as fp32 if 16-bit products are slow. Also for small 16-bit products, if fp32 has products of
+/// our own: LibTorch's take longer to create a kernel for each number of rows than to multiply.
+at::Tensor rows_for_products(const at::Tensor& x, const at::Tensor& weight) {
+  constexpr int64_t kMostRows = 256, kLargestMatrix = 1 << 20;
+  const int64_t groups = weight.size(0);
+  const bool is_small = x.size(0) <= groups * kMostRows && weight.numel() <= groups * kLargestMatrix;
+  if (!is_small || !x.is_cpu() || x.element_size() != 2) return widened_for_products(x);
+  const bool widens = has_own_products(at::empty({0}, x.options().dtype(at::kFloat)));
+  return widens ? x.to(at::kFloat) : widened_for_products(x);
+}
+
 /// result = a b, rounded to its dtype.
 void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b) {
   if (result.scalar_type() == a.scalar_type()) {
     matrix_product_into(result, a, b);
   } else {
-    result.copy_(matrix_product(a, widened_for_products(b)));
+    result.copy_(matrix_product(a, b.to(a.scalar_type())));
   }
 }
 
@@ -81,7 +92,7 @@ std::vector<at::Tensor> grouped_product(const at::Tensor& x, const at::Tensor& w
     y = at::_grouped_mm(x, matrices.transpose(1, 2), groups.ends());
   } else {
     y = at::empty({x.size(0), parts * out}, x.options());
-    const auto rows = widened_for_products(x);
+    const auto rows = rows_for_products(x, weight);
     over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
       if (count > 0) product_into(y.narrow(0, first, count), rows.narrow(0, first, count), matrices[group].t());
     });
@@ -94,7 +105,7 @@ at::Tensor grouped_gradient_of_input(at::TensorList grads, const at::Tensor& wei
   const auto joined = joined_columns(grads);
   if (by_one_kernel(joined, matrices.sizes().slice(1), groups)) return at::_grouped_mm(joined, matrices, groups.ends());
   const auto result = at::empty({joined.size(0), weight.size(3)}, joined.options());
-  const auto rows = widened_for_products(joined);
+  const auto rows = rows_for_products(joined, weight);
   over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
     if (count > 0) product_into(result.narrow(0, first, count), rows.narrow(0, first, count), matrices[group]);
   });
@@ -109,7 +120,7 @@ at::Tensor grouped_gradient_of_weight(at::TensorList grads, const at::Tensor& x,
     result = at::_grouped_mm(joined.t(), x, groups.ends());
   } else {
     result = at::empty({groups.size(), parts * out, in}, x.options());
-    const auto columns = widened_for_products(joined).t(), rows = widened_for_products(x);
+    const auto columns = rows_for_products(joined, result).t(), rows = rows_for_products(x, result);
     over_groups(groups, [&](int64_t group, int64_t first, int64_t count) {
       if (count == 0) result[group].zero_();
       if (count > 0) product_into(result[group], columns.narrow(1, first, count), rows.narrow(0, first, count));
