@@ -123,6 +123,10 @@ def test_sum_norm_takes_a_length(tmp_path, batch):
     whole = ours(tmp_path, batch, "--policy-aggregation", 3)
     halved = ours(tmp_path, batch, "--policy-aggregation", 3, "--policy-sum-norm", 2 * LENGTH)
     torch.testing.assert_close(halved[1] * 2, whole[1])
+    # ROLL divides by the length alone: the same with the length for each answer that has tokens.
+    rolls_way = ours(tmp_path, batch, "--policy-aggregation", 3, "--policy-sum-norm", LENGTH / 3)
+    token_sums = ours(tmp_path, batch, "--policy-aggregation", 1)
+    expect_equal(rolls_way, [each.double() * 3 / LENGTH for each in token_sums])
 
 
 def test_a_ratio_of_answers_is_gspos_if_an_answer_has_one_advantage(tmp_path, batch):

@@ -259,9 +259,9 @@ TEST(RollWorker, DtypesAreSpeltAsInRoll) {
 TEST(RollWorker, EveryKeySaysWhatItTakes) {
   const std::string file = "x.yaml";
   using enum RollPipeline;
-  for (const auto& keys : {roll_pipeline_keys(), roll_worker_keys(), roll_model_keys(), roll_training_keys(),
-                           roll_strategy_keys(), roll_wrap_keys(), roll_loss_keys(kPairs), roll_loss_keys(kAnswers),
-                           roll_loss_worker_keys(kAnswers)}) {
+  for (const auto& keys :
+       {roll_pipeline_keys(), roll_worker_keys(), roll_model_keys(), roll_training_keys(), roll_strategy_keys(),
+        roll_wrap_keys(), roll_loss_keys(kPairs), roll_loss_keys(kAnswers), roll_loss_worker_keys(kAnswers)}) {
     for (const auto& key : keys) {
       if (key.take == nullptr) continue;
       RollWorker worker;
