@@ -143,6 +143,12 @@ void check_callbacks(const Arguments& arguments, Mistakes& rules) {
   }
 }
 
+void check_objective(const Arguments& arguments, Mistakes& rules) {
+  rules.require(!arguments.loss_by_weights || arguments.objective != kNextToken,
+                "--loss-by-weights computes the weights of a loss first, and those of --objective next-token are known; "
+                "leave it out.");
+}
+
 void check_length(const Arguments& arguments, Mistakes& rules) {
   rules.require(arguments.train_iters || arguments.train_samples,
                 "the length of the training is missing; give --train-iters or --train-samples.");
@@ -193,6 +199,7 @@ void validate_training(Arguments& arguments, const RunParts& parts, Mistakes& ru
   const bool trains = parts.training && !arguments.skip_train;
   if (!trains && !arguments.micro_batch_size) arguments.micro_batch_size = 1;
   check_callbacks(arguments, rules);
+  check_objective(arguments, rules);
   if (parts.schedule) check_length(arguments, rules);
   check_batches(arguments, rules);
 }

@@ -37,6 +37,9 @@ TrainStep::TrainStep(MultiModalModule& model, const Objective& objective, Optimi
       group_(std::move(group)),
       device_(device),
       options_(options),
+      columns_(objective.columns()),
+      needs_sequences_(std::ranges::count(columns_, kLabelCounts) > 0),
+      needs_reference_(std::ranges::count(columns_, kRefLogProbs) > 0),
       has_replicas_(has_replicas(model)) {
   for (const auto& module : model_.modules(/*include_self=*/false)) {
     if (auto* ends = dynamic_cast<EndsSteps*>(module.get())) ends_.push_back(ends);
@@ -51,10 +54,9 @@ void TrainStep::empty_unused_memory(int64_t from_level) {
 }
 
 Batch TrainStep::with_sequences(Batch batch) const {
-  const auto names = objective_.columns();
-  if (std::ranges::find(names, kLabelCounts) != names.end()) add_sequences(batch);
+  if (needs_sequences_) add_sequences(batch);
   if (metric_names_.empty()) {
-    for (const std::string& name : names)
+    for (const std::string& name : columns_)
       require(batch.find(name).defined() || (name == kRefLogProbs && !adapters_.empty()),
               "the data have no column \"" + name + "\", which --objective needs (docs/objectives.md).");
   }
@@ -65,9 +67,7 @@ Batch TrainStep::on_device(Batch batch) {
   batch = with_sequences(std::move(batch));
   batch.sequence = options_.sequence.with_length(batch.tokens().size(1));
   Batch whole = to_device(model_.prepared(std::move(batch)), device_);
-  const auto names = objective_.columns();
-  const bool is_wanted = std::ranges::find(names, kRefLogProbs) != names.end() && !whole.find(kRefLogProbs).defined();
-  if (!is_wanted) return whole;
+  if (!needs_reference_ || whole.find(kRefLogProbs).defined()) return whole;
   for (HasAdapters* each : adapters_) each->use_adapters(false);
   whole.set(kRefLogProbs, -token_losses_of({whole}), Axis::kToken, /*is_input=*/false);
   for (HasAdapters* each : adapters_) each->use_adapters(true);

@@ -121,6 +121,8 @@ class TrainStep {
   ProcessGroupPtr group_;
   c10::Device device_;
   TrainStepOptions options_;
+  std::vector<std::string> columns_;  // that the objective needs
+  bool needs_sequences_, needs_reference_;
   bool has_replicas_;  // HSDP: all-reduce in the last microbatch's backward only
   std::optional<CollectiveOrder> order_;
   int64_t steps_ = 0;  // of gradients()

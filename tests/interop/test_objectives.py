@@ -226,6 +226,7 @@ def test_pairs_stay_together(folder, data):
     (["--dpo-loss-type", "apo"], "--dpo-loss-type takes one of sigmoid, robust"),
     (["--data-path", "{folder}/documents"], "give one set of conversations"),
     (["--data-path", "{folder}/bare_rows"], 'have no column "ref_log_probs"'),
+    (["--objective", "next-token", "--loss-by-weights"], "are known; leave it out"),
     (["--dpo-beta", "-1"], "--dpo-beta"),
     (["--objective", "ppo"], "--objective"),
 ])
