@@ -145,8 +145,8 @@ void check_callbacks(const Arguments& arguments, Mistakes& rules) {
 
 void check_objective(const Arguments& arguments, Mistakes& rules) {
   rules.require(!arguments.loss_by_weights || arguments.objective != kNextToken,
-                "--loss-by-weights computes the weights of a loss first, and those of --objective next-token are known; "
-                "leave it out.");
+                "--loss-by-weights computes the weights of a loss first, and those of --objective next-token are "
+                "known; leave it out.");
 }
 
 void check_length(const Arguments& arguments, Mistakes& rules) {
