@@ -14,7 +14,7 @@ namespace megashard {
 namespace {
 
 constexpr int64_t kPanel = 32;   // columns that are packed and multiplied at a time
-constexpr int64_t kSteps = 256;  // products of one sum
+constexpr int64_t kSteps = 128;  // products of one sum
 
 /// A matrix with any strides.
 struct Factor {

@@ -53,9 +53,9 @@ class Dpo final : public PreferenceObjective {
       case DpoLoss::kIpoSum:
         return (ratios.difference() - 1 / (2 * beta)).square();
       case DpoLoss::kSigmoidNorm:
-        return smoothed(beta * means().difference(), 1);
+        break;
     }
-    TORCH_CHECK(false, "no such loss");
+    return smoothed(beta * means().difference(), 1);
   }
 
   DpoOptions options_;
