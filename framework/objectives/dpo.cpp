@@ -28,15 +28,13 @@ class Dpo final : public PreferenceObjective {
   Terms terms(const LossInputs& in, const Sequences& sequences) const override {
     const Pairs ratios = sums(-in.token_losses - in.batch.at(kRefLogProbs), in, sequences);
     const Pairs rewards{ratios.chosen * options_.beta, ratios.rejected * options_.beta};
-    return {.losses = losses(ratios, lengths(sequences)), .rewards = rewards};
+    return {.losses = losses(ratios, means(ratios, sequences)), .rewards = rewards};
   }
 
  private:
-  at::Tensor losses(const Pairs& ratios, const Pairs& lengths) const {
+  /// Takes sums of log ratios over the answers, and their means.
+  at::Tensor losses(const Pairs& ratios, const Pairs& means) const {
     const double beta = options_.beta, flipped = options_.smoothing;
-    const auto means = [&] {
-      return Pairs{ratios.chosen / lengths.chosen.clamp_min(1), ratios.rejected / lengths.rejected.clamp_min(1)};
-    };
     const auto smoothed = [&](const at::Tensor& x, double sign) {
       const at::Tensor clean = -at::log_sigmoid(x);
       return flipped == 0 ? clean : (1 - flipped) * clean - sign * flipped * at::log_sigmoid(-x);
@@ -49,13 +47,13 @@ class Dpo final : public PreferenceObjective {
       case DpoLoss::kHinge:
         return at::relu(1 - beta * ratios.difference());
       case DpoLoss::kIpo:
-        return (means().difference() - 1 / (2 * beta)).square();
+        return (means.difference() - 1 / (2 * beta)).square();
       case DpoLoss::kIpoSum:
         return (ratios.difference() - 1 / (2 * beta)).square();
       case DpoLoss::kSigmoidNorm:
         break;
     }
-    return smoothed(beta * means().difference(), 1);
+    return smoothed(beta * means.difference(), 1);
   }
 
   DpoOptions options_;

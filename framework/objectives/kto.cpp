@@ -1,5 +1,4 @@
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/where.h>
 
@@ -21,10 +20,7 @@ class Kto final : public Objective {
 
   std::vector<std::string> columns() const override { return {kLossMask, kLabelCounts, kRefLogProbs, kDesirable}; }
   int64_t rows_per_term() const override { return 2; }
-  at::Tensor count(const Batch& whole) const override {
-    const at::Tensor& counts = whole.at(kLabelCounts);
-    return at::full({}, static_cast<double>(counts.size(0) / 2), counts.options());
-  }
+  at::Tensor count(const Batch& whole) const override { return pair_count(whole); }
 
   Loss operator()(const LossInputs& in) const override {
     const Sequences sequences(in.batch);

@@ -27,7 +27,7 @@ struct Loss {
   std::vector<MetricSum> metrics;
 };
 
-/// What a loss is computed from: this rank's rows of a micro batch.
+/// Holds this rank's rows of a micro batch for a loss.
 struct LossInputs {
   at::Tensor token_losses;  ///< [B, T] fp32, -log p(label)
   const Batch& batch;
@@ -54,7 +54,7 @@ class Objective {
   /// For a loss that is linear in the tokens' losses: the gradient of operator()'s sum, [B, T] fp32 of whole sequences.
   /// Models may then make the head's gradients in forward. Undefined for all others.
   virtual at::Tensor weights(const Batch& /*whole*/) const { return {}; }
-  /// Of this rank's rows (Sequences adds up those of a cut sequence). Collective where ranks share sequences.
+  /// Adds up the terms of this rank's rows (Sequences adds up a cut sequence). Collective if ranks share sequences.
   virtual Loss operator()(const LossInputs& in) const = 0;
 };
 

@@ -10,17 +10,17 @@ namespace {
 
 /// Columns of answers that were sampled before, [B, T] float32 each, by ROLL's names.
 constexpr const char* kAdvantages = "advantages";
-constexpr const char* kOldLogProbs = "old_log_probs";     ///< of the policy that sampled; absent: the one now
+constexpr const char* kOldLogProbs = "old_log_probs";     ///< as the sampling policy had them; absent: as now
 constexpr const char* kInferLogProbs = "infer_logprobs";  ///< as the inference engine computed them
 constexpr const char* kScores = "scores";                 ///< [sequences]: rewards
 
 struct PolicyOptions {
   PolicyLossOptions loss;
   Aggregation aggregation = Aggregation::kTokenMean;
-  double length = 0;  // of seq-mean-token-sum-norm
+  double length = 0;  // that seq-mean-token-sum-norm divides by
   double kl = 0;
   KlEstimator estimator = KlEstimator::kK3;
-  double most_weight = 0;  // of the correction for the inference engine; 0: none
+  double most_weight = 0;  // bounds the correction for the inference engine; 0: no correction
 };
 
 /// Learning from sampled answers and their advantages: the token losses of policy_losses.h, aggregated over the global

@@ -31,8 +31,8 @@ struct PolicyLossOptions {
   PolicyLoss loss = PolicyLoss::kPpo;
   double clip_low = 0.2, clip_high = 0.2;  ///< r is clipped to [1 - low, 1 + high]
   double dual_clip = 0;                    ///< upper bound of r where A < 0; 0: none. Of dppo: of every r
-  double tau = 0.1;                        ///< of kimi15; of sapo where A > 0
-  double tau_negative = 1.05;              ///< of sapo where A <= 0
+  double tau = 0.1;                        ///< kimi15 uses it; sapo, where A > 0
+  double tau_negative = 1.05;              ///< sapo uses it where A <= 0
 };
 
 /// What a loss is computed from: [B, T] each, this rank's rows.

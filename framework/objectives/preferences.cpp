@@ -22,11 +22,19 @@ MetricSum mean_metric(std::string name, const at::Tensor& each) {
           .count = at::full({}, static_cast<double>(each.numel()), each.options().dtype(at::kDouble))};
 }
 
+at::Tensor pair_count(const Batch& whole) {
+  const at::Tensor& counts = whole.at(kLabelCounts);
+  return at::full({}, static_cast<double>(counts.size(0) / 2), counts.options());
+}
+
 Pairs PreferenceObjective::sums(const at::Tensor& x, const LossInputs& in, const Sequences& sequences) {
   return in_pairs(sequences.sums(x * in.batch.at(kLossMask)));
 }
 
-Pairs PreferenceObjective::lengths(const Sequences& sequences) { return in_pairs(sequences.label_counts()); }
+Pairs PreferenceObjective::means(const Pairs& sums, const Sequences& sequences) {
+  const Pairs tokens = in_pairs(sequences.label_counts().clamp_min(1));
+  return {sums.chosen / tokens.chosen, sums.rejected / tokens.rejected};
+}
 
 at::Tensor PreferenceObjective::tokens_of_chosen(const Batch& batch) const {
   const Sequences sequences(batch);
@@ -37,8 +45,7 @@ at::Tensor PreferenceObjective::tokens_of_chosen(const Batch& batch) const {
 }
 
 at::Tensor PreferenceObjective::count(const Batch& whole) const {
-  const at::Tensor& counts = whole.at(kLabelCounts);
-  const at::Tensor pairs = at::full({}, static_cast<double>(counts.size(0) / 2), counts.options());
+  const at::Tensor pairs = pair_count(whole);
   return added_ == 0 ? pairs : at::stack({pairs, tokens_of_chosen(whole).sum()});
 }
 

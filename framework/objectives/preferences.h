@@ -39,9 +39,10 @@ class PreferenceObjective : public Objective {
   };
   virtual Terms terms(const LossInputs& in, const Sequences& sequences) const = 0;
 
-  /// Sums of x [B, T] over the answers, and their numbers of tokens.
+  /// Sums x [B, T] over the tokens of the answers.
   static Pairs sums(const at::Tensor& x, const LossInputs& in, const Sequences& sequences);
-  static Pairs lengths(const Sequences& sequences);
+  /// Divides sums by the answers' numbers of tokens.
+  static Pairs means(const Pairs& sums, const Sequences& sequences);
 
  private:
   /// 1 for tokens that are counted in the chosen answers' mean: [B, T].
@@ -52,7 +53,10 @@ class PreferenceObjective : public Objective {
   bool of_texts_;
 };
 
-/// The mean of `each` as a metric.
+/// Scalar fp32: the number of pairs of whole sequences.
+at::Tensor pair_count(const Batch& whole);
+
+/// Logs the mean of `each`.
 MetricSum mean_metric(std::string name, const at::Tensor& each);
 
 }  // namespace megashard

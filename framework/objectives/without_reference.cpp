@@ -18,9 +18,8 @@ class MeanPreference : public PreferenceObjective {
   using PreferenceObjective::PreferenceObjective;
 
  protected:
-  static Pairs means(const LossInputs& in, const Sequences& sequences) {
-    const Pairs sum = sums(-in.token_losses, in, sequences), count = lengths(sequences);
-    return {sum.chosen / count.chosen.clamp_min(1), sum.rejected / count.rejected.clamp_min(1)};
+  static Pairs mean_log_probs(const LossInputs& in, const Sequences& sequences) {
+    return means(sums(-in.token_losses, in, sequences), sequences);
   }
   static Pairs scaled(const Pairs& pairs, double by) { return {pairs.chosen * by, pairs.rejected * by}; }
 };
@@ -32,7 +31,7 @@ class Orpo final : public MeanPreference {
 
  protected:
   Terms terms(const LossInputs& in, const Sequences& sequences) const override {
-    const Pairs mean = means(in, sequences);
+    const Pairs mean = mean_log_probs(in, sequences);
     const at::Tensor odds = log_odds(mean.chosen) - log_odds(mean.rejected);
     return {.losses = -beta_ * at::log_sigmoid(odds), .rewards = scaled(mean, beta_)};
   }
@@ -49,7 +48,7 @@ class SimPo final : public MeanPreference {
 
  protected:
   Terms terms(const LossInputs& in, const Sequences& sequences) const override {
-    const Pairs mean = means(in, sequences);
+    const Pairs mean = mean_log_probs(in, sequences);
     const at::Tensor x = beta_ * mean.difference() - gamma_;
     return {.losses = -(1 - smoothing_) * at::log_sigmoid(x) - smoothing_ * at::log_sigmoid(-x),
             .rewards = scaled(mean, beta_)};
