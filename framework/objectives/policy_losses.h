@@ -35,11 +35,11 @@ struct PolicyLossOptions {
   double tau_negative = 1.05;              ///< sapo uses it where A <= 0
 };
 
-/// What a loss is computed from: [B, T] each, this rank's rows.
+/// Holds this rank's tokens for a loss, [B, T] each.
 struct PolicyTokens {
   at::Tensor log_probs, old, advantages;
   at::Tensor mask;    ///< 1: a token of an answer
-  at::Tensor scores;  ///< of topr: [B, T] or broadcast to it, each sequence's reward
+  at::Tensor scores;  ///< topr uses each sequence's reward: [B, T], or broadcast to it
 };
 
 struct PolicyTerms {

@@ -11,7 +11,7 @@
 
 namespace megashard {
 
-/// Of neighbouring sequences: of the chosen answers, and of the rejected ones.
+/// Holds a number for each chosen answer, and for each rejected one.
 struct Pairs {
   at::Tensor chosen, rejected;  ///< [pairs] each
 

@@ -66,7 +66,7 @@ class TrainStep {
   at::Tensor evaluate(const std::vector<Batch>& micro_batches);
   /// How many micro batches evaluate() takes, and backward() a multiple of.
   size_t together() const { return options_.micro_batches_together; }
-  /// Those of `micro_batches` that are together from `first` on.
+  /// Copies the micro batches from `first` on whose losses are computed together.
   std::vector<Batch> parts_from(const std::vector<Batch>& micro_batches, size_t first) const;
   /// Names of the metrics of the last call: the objective's, then those of the model's aux terms.
   const std::vector<std::string>& metric_names() const { return metric_names_; }
@@ -90,7 +90,7 @@ class TrainStep {
   at::Tensor sums_of(const std::vector<MetricSum>& metrics);
   struct Scale {
     at::Tensor global;     // global_scale()
-    double micro_batches;  // of the step; of those together, one
+    double micro_batches;  // counts those of the step; those together count once
   };
   /// By what the loss's sums are multiplied: a scalar or [means].
   at::Tensor factor_of(const at::Tensor& count, const Scale& scale) const;
@@ -101,7 +101,7 @@ class TrainStep {
                                                         const Scale& scale) const;
   /// A loss that was computed by itself.
   struct LossAhead {
-    std::vector<at::Tensor> weights;  // of each micro batch: gradient by its token losses, [B, T], whole sequences
+    std::vector<at::Tensor> weights;  // gradients by the token losses of each micro batch, [B, T], whole
     at::Tensor count;
     std::vector<MetricSum> metrics;
   };
