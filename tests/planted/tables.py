@@ -37,6 +37,7 @@ REASONS = {
     ("framework/training/unit_planner.cpp", "world_->all_reduce("): AT_ONCE,
     ("framework/training/step_timers.cpp", "group_->all_gather_into(all"): AT_ONCE,
     ("framework/training/train_step.cpp", "group_->all_reduce(terms"): AT_ONCE,
+    ("framework/training/train_step.cpp", "group_->all_reduce(value"): AT_ONCE,
     ("framework/training/step_reader.cpp", "group_->all_gather_into(all"): AT_ONCE,
     ("parallel/tensor_parallel/tensor_parallel_regions.cpp", "group.all_gather_into("): AT_ONCE,
     ("parallel/tensor_parallel/tensor_parallel_regions.cpp", "group.reduce_scatter_into("): AT_ONCE,
