@@ -18,6 +18,7 @@
 #include "checkpoint/dcp/dcp_writer.h"
 #include "checkpoint/files/work_progress.h"
 #include "checkpoint/hugging_face/safetensors.h"
+#include "checkpoint/values/box_runs.h"
 #include "checkpoint/values/gather_values.h"
 #include "checkpoint/values/tensor_info.h"
 #include "parallel/collectives/agreement.h"
@@ -81,30 +82,6 @@ void PlacedFile::sync() {
   TORCH_CHECK(::fsync(descriptor_) == 0, "fsync of ", path_, " failed: ", std::strerror(errno));
 }
 
-/// Calls visit(first element in the whole, first in the box, elements) for each run of a box's elements that is
-/// contiguous in the whole tensor.
-void for_each_run(const std::vector<int64_t>& whole, const DcpChunk& box,
-                  const std::function<void(int64_t, int64_t, int64_t)>& visit) {
-  if (checked_numel(box.sizes).value_or(0) == 0) return;
-  int64_t run = 1;
-  size_t outer = whole.size();  // number of dimensions to iterate over
-  while (outer > 0) {
-    run *= box.sizes[--outer];
-    if (box.sizes[outer] != whole[outer]) break;
-  }
-  std::vector<int64_t> at(outer, 0);
-  int64_t in_box = 0;
-  while (true) {
-    int64_t in_whole = 0;
-    for (size_t i = 0; i < whole.size(); ++i) in_whole = in_whole * whole[i] + box.offsets[i] + (i < outer ? at[i] : 0);
-    visit(in_whole, in_box, run);
-    in_box += run;
-    size_t axis = outer;
-    while (axis > 0 && ++at[axis - 1] == box.sizes[axis - 1]) at[--axis] = 0;
-    if (axis == 0) return;
-  }
-}
-
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 class ShardedSave {
@@ -155,7 +132,8 @@ class ShardedSave {
       const auto* data = static_cast<const char*>(local.const_data_ptr());
       const auto bytes = static_cast<int64_t>(local.element_size());
       const auto& tensor = *entry.tensor();
-      for_each_run(tensor.sizes, tensor.chunks[write.chunk], [&](int64_t in_whole, int64_t in_box, int64_t count) {
+      const DcpChunk& box = tensor.chunks[write.chunk];
+      for_each_run(tensor.sizes, box.offsets, box.sizes, [&](int64_t in_whole, int64_t in_box, int64_t count) {
         file->write_at(data + in_box * bytes, count * bytes, place.offset + in_whole * bytes);
       });
       work.add(bytes_of(held));
