@@ -8,6 +8,12 @@
 
 namespace megashard {
 
+/// A model's weights in the names and forms of its files, and how they are written.
+struct HfWeights {
+  ShardedTensors tensors;
+  HfSaveOptions files;
+};
+
 /// As save_hf_weights, by all ranks of `group` (null: this process alone) into a shared folder, like torch's
 /// HuggingFaceStorageWriter with consolidation, but in one pass. Each rank passes its shards by their names in the
 /// model, in any order. Headers and offsets follow from the sizes, so every rank writes its rows directly to the final

@@ -155,6 +155,7 @@ constexpr int kNiceness = 10;      // low priority: the thread uses the CPU time
 struct AsyncSaver::Save {
   std::string name;
   std::shared_ptr<ShardSnapshot> snapshot;
+  ShardedTensors live;  // shards that the thread has yet to copy
   ShardedTensors copies;
   std::exception_ptr not_copied;  // this rank's error; the thread sends it to the other ranks
   Write write;
@@ -163,6 +164,7 @@ struct AsyncSaver::Save {
 
   std::mutex mutex;
   std::condition_variable changed;
+  bool has_copies = false;
   bool has_ended = false;
   std::string failure;          // empty: none
   bool has_lost_ranks = false;  // the failure was not agreed on by all ranks
@@ -179,6 +181,24 @@ struct AsyncSaver::Save {
       if (Clock::now() - moved >= patience) return false;
     }
     return true;
+  }
+
+  void copy(const ShardedTensors& tensors) {
+    try {
+      copies = snapshot->take(tensors);
+    } catch (...) {
+      not_copied = std::current_exception();
+    }
+    const std::lock_guard lock(mutex);
+    live.clear();
+    has_copies = true;
+    changed.notify_all();
+  }
+
+  void wait_for_copies() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return has_copies; });
+    snapshot->before_changes();
   }
 
   void run() noexcept {
@@ -227,17 +247,19 @@ void AsyncSaver::start(const std::string& name, const ShardedTensors& tensors, W
   save->write = std::move(write);
   save->afterwards = std::move(afterwards);
   save->group = group_;
-  try {
-    save->copies = snapshot_->take(tensors);
-  } catch (...) {
-    save->not_copied = std::current_exception();
+  if (options_.copies_beside && device_of(tensors).is_cpu()) {
+    save->live = tensors;
+  } else {
+    save->copy(tensors);
   }
   save_ = save;
   auto threads = start_threads(1, [save] {
+    if (!save->has_copies) save->copy(save->live);
     ::setpriority(PRIO_PROCESS, 0, kNiceness);  // on Linux: for this thread and those that it starts
     save->run();
   });
   if (threads.empty()) {
+    if (!save->has_copies) save->copy(save->live);
     save->run();  // so that the other ranks do not wait forever
   } else {
     thread_ = std::move(threads[0]);
@@ -245,7 +267,7 @@ void AsyncSaver::start(const std::string& name, const ShardedTensors& tensors, W
 }
 
 void AsyncSaver::before_changes() const {
-  if (save_ != nullptr) save_->snapshot->before_changes();
+  if (save_ != nullptr) save_->wait_for_copies();
 }
 
 AsyncSaver::State AsyncSaver::state() const {
@@ -258,7 +280,8 @@ AsyncSaver::State AsyncSaver::state() const {
 void AsyncSaver::wait() {
   if (save_ == nullptr) return;
   if (state() == State::kWriting && options_.say) {
-    options_.say("the checkpoint of " + save_->name + " is still being written: training waits");
+    options_.say(std::string("the ") + options_.what + " of " + save_->name +
+                 " is still being written: training waits");
   }
   const auto save = std::exchange(save_, nullptr);
   const bool ended = save->wait_while_it_moves(options_.deadline + options_.deadline / kDeadlineParts);
@@ -272,10 +295,10 @@ void AsyncSaver::wait() {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.deadline).count();
   if (!ended) {
     C10_THROW_ERROR(DistBackendError,
-                    c10::str("the checkpoint of ", save->name, " is not written, and nothing of it was for ", seconds,
-                             " s: is its disk full, gone or very slow? It does not count"));
+                    c10::str("the ", options_.what, " of ", save->name, " is not written, and nothing of it was for ",
+                             seconds, " s: is its disk full, gone or very slow? It does not count"));
   }
-  const auto failure = "the checkpoint of " + save->name + " was not saved: " + save->failure;
+  const auto failure = std::string("the ") + options_.what + " of " + save->name + " was not saved: " + save->failure;
   if (save->has_lost_ranks) C10_THROW_ERROR(DistBackendError, failure);
   TORCH_CHECK(save->failure.empty(), failure);
 }

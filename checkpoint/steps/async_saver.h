@@ -44,6 +44,9 @@ struct AsyncSaverOptions {
   /// Time without progress after which waiting ranks give up.
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
   std::function<void(const std::string& line)> say{};  ///< receives a line when training waits; null: none
+  const char* what = "checkpoint";                     ///< for messages
+  /// CPU shards are copied by the thread while training goes on; before_changes() waits for that.
+  bool copies_beside = false;
 };
 
 /// Saves while training continues (torch's dcp.async_save): the caller blocks only for a copy of its shards; a thread
@@ -66,8 +69,8 @@ class AsyncSaver {
   /// ended, successfully or not, to report notices of `write`; then it throws its error, if any, on every rank.
   void start(const std::string& name, const ShardedTensors& tensors, Write write,
              std::function<void()> afterwards = {});
-  /// Call before changing tensors of the current save on a GPU: the current stream waits for their copies. Does not
-  /// block the host.
+  /// Call before changing tensors of the current save on a GPU: the current stream waits for their copies, the host
+  /// does not. With copies_beside call it on a CPU, too: it blocks the host until the thread has copied them.
   void before_changes() const;
   /// Blocks until no save is running. Throws its error once, the same on every rank. Throws c10::DistError if the ranks
   /// have lost each other or the thread is still writing.
