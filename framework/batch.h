@@ -33,12 +33,13 @@ struct Column {
 
 /// The columns that models and the trainer know by name. In every mask true, or 1, marks what counts (transformers'
 /// attention_mask, Megatron's loss_mask).
-inline constexpr const char* kTokens = "tokens";             ///< [B, T] int64
-inline constexpr const char* kPositionIds = "position_ids";  ///< [B, T] int64, or [3, B, T] with M-RoPE
-inline constexpr const char* kLabels = "labels";             ///< [B, T] int64
-inline constexpr const char* kLossMask = "loss_mask";        ///< [B, T] float32, 0 or 1: tokens whose loss counts
-inline constexpr const char* kTokenMask = "token_mask";      ///< [B, T] bool: false for padding
-inline constexpr const char* kLossWeights = "loss_weights";  ///< [B, T] float32: ModelOutput::weighted_loss
+inline constexpr const char* kTokens = "tokens";                   ///< [B, T] int64
+inline constexpr const char* kPositionIds = "position_ids";        ///< [B, T] int64, or [3, B, T] with M-RoPE
+inline constexpr const char* kLabels = "labels";                   ///< [B, T] int64
+inline constexpr const char* kLossMask = "loss_mask";              ///< [B, T] float32, 0 or 1: tokens whose loss counts
+inline constexpr const char* kTokenMask = "token_mask";            ///< [B, T] bool: false for padding
+inline constexpr const char* kLogitTemperatures = "temperatures";  ///< [B, T] float32: divide a position's logits
+inline constexpr const char* kLossWeights = "loss_weights";        ///< [B, T] float32: ModelOutput::weighted_loss
 
 /// One micro batch, from the data loader to the model: B samples of T tokens in named columns. A data set adds columns
 /// of its own (pixel_values, ref_log_probs); all of them are concatenated, moved and cut by their axis.

@@ -184,7 +184,10 @@ ModelOutput DecoderModel::forward(Batch input) {
                 " sees no pictures, but the input has ", name, ": train a vision-language model, or give text");
   }
   const auto states = encoded_ ? encoded_->forward(input) : text_->forward(input, {});
-  auto output = head_output(states.layers.hidden, input);
+  const auto temperatures = input.find(kLogitTemperatures);
+  const auto& hidden = states.layers.hidden;
+  auto output = head_output(
+      temperatures.defined() ? (hidden / temperatures.unsqueeze(-1)).to(hidden.scalar_type()) : hidden, input);
   output.aux = router_terms(states.layers, input.sequence);
   std::ranges::move(prediction_terms(states.predicted, input), std::back_inserter(output.aux));
   return output;
