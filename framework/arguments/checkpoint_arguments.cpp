@@ -124,9 +124,33 @@ void add_checkpoint_options(std::vector<Option>& rows) {
       {{"fp32", HfDtype::kFp32}, {"fp16", HfDtype::kFp16}, {"bf16", HfDtype::kBf16}},
       "with --save-hf: dtype of the floating weights; unset: that of --hf-model's files, or of the parameters "
       "where these are stored in 16 bits or the network is of flags");
+  saving
+      .add("--publish-weights", &A::publish_weights, kFree,
+           "folder in which the weights of each step appear for inference engines, bf16 safetensors in DIR/step_N with "
+           "a file STABLE, written beside training (docs/reinforcement_learning.md)")
+      .shown_as("DIR");
+  saving.add("--publish-interval", &A::publish_interval, kFree, "with --publish-weights: steps between them").above(0);
+  saving
+      .add(
+          "--publish-full-interval", &A::publish_full_interval, kFree,
+          "with --publish-weights: every so many are whole, the others have the values that have changed; 1: all whole")
+      .above(0);
   saving.add("--save-hf-stacked-experts", &A::save_hf_stacked_experts, kFree,
              "with --save-hf: the experts of a layer in gate_up_proj and down_proj, as transformers has "
              "them in memory");
+}
+
+void check_publishing(const Arguments& arguments, Mistakes& rules) {
+  const auto& folder = arguments.publish_weights;
+  for (const auto& [name, flag] : {std::pair{"publish_interval", "--publish-interval"},
+                                   std::pair{"publish_full_interval", "--publish-full-interval"}}) {
+    rules.require(folder || !arguments.is_given(name),
+                  std::string(flag) + " needs --publish-weights, the folder in which the weights appear.");
+  }
+  rules.require(!folder || arguments.hf_model,
+                "--publish-weights needs --hf-model, whose files inference engines load the weights with.");
+  rules.require(arguments.publish_full_interval == 1 || !arguments.lora_r,
+                "--publish-full-interval is for whole models; adapters are published whole, so leave it out.");
 }
 
 void check_checkpointing(const Arguments& arguments, Mistakes& rules) {
@@ -150,6 +174,7 @@ void check_checkpointing(const Arguments& arguments, Mistakes& rules) {
                 "names.");
   rules.require(!arguments.save_hf_dtype || arguments.save_hf,
                 "--save-hf-dtype needs --save-hf, the folder for Hugging Face files.");
+  check_publishing(arguments, rules);
   const bool loads = arguments.load || arguments.pretrained_checkpoint;
   rules.require(!arguments.ckpt_step || arguments.load, "--ckpt-step " + to_string(arguments.ckpt_step.value_or(0)) +
                                                             " needs --load, the folder that has the step.");

@@ -57,6 +57,9 @@ struct CheckpointArguments {
   std::optional<std::string> save_hf;                   // output folder for Hugging Face files, at the end
   std::optional<HfDtype> save_hf_dtype;                 // dtype of its floats; unset: as --hf-model's files
   bool save_hf_stacked_experts = false;                 // writes a layer's experts as two tensors
+  std::optional<std::string> publish_weights;           // folder of step_0, step_N, ... for inference engines
+  int64_t publish_interval = 1;                         // steps between them
+  int64_t publish_full_interval = 1;                    // every so many are whole, the others changes alone
   bool overwrite = false;                               // --save-hf may replace the content of its folder
   bool overwrite_run = false;                           // a new run may write into another run's directory
 };

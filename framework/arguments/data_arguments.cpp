@@ -9,6 +9,7 @@
 #include "framework/arguments/option_group.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/mistakes.h"
+#include "framework/objectives/objectives.h"
 
 namespace megashard::detail {
 namespace {
@@ -35,6 +36,14 @@ void add_data(std::vector<Option>& rows) {
       .named("mmap_bin_files")
       .no_effect("the .bin files are always mapped");
   training.add("--mock-data", &A::mock_data, kReport, "generated tokens, for trials");
+  training
+      .add("--rollouts", &A::rollouts, kReport,
+           "instead of data: answers for each step in DIR/step_N, which other processes write meanwhile: "
+           "rank_R.bin of prime-rl, or rollouts.vision.safetensors (docs/reinforcement_learning.md)")
+      .shown_as("DIR");
+  training
+      .add("--rollout-timeout-minutes", &A::rollout_timeout_minutes, kFree, "how long a step waits for its rollouts")
+      .above(0);
   group.add("--seq-length", &A::seq_length, kReport, "tokens of a sequence").above(0).taken_from_checkpoint();
   group.add("--encoder-seq-length", &A::encoder_seq_length, kReport, "another name for --seq-length").above(0);
   training
@@ -93,6 +102,14 @@ void add_tokenizer(std::vector<Option>& rows) {
   group.without_effect("--merge-file", 1, "training reads tokens; a merge file is for preprocessing");
 }
 
+void check_rollouts(const Arguments& arguments, Mistakes& rules) {
+  rules.require(!arguments.train_samples && arguments.rampup_batch_size.empty(),
+                "--rollouts decides how many answers a step has; give --train-iters, without --train-samples and "
+                "--rampup-batch-size.");
+  rules.require(arguments.objective != kNextToken || arguments.is_given("objective"),
+                "--rollouts are sampled answers with advantages; give --objective prime-rl, or policy, or another.");
+}
+
 void check_sources(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink, Mistakes& rules) {
   rules.require(arguments.data_path.empty() || !arguments.data_args_path,
                 "--data-path and --data-args-path exclude each other: the file holds the words of the flag.");
@@ -100,17 +117,19 @@ void check_sources(Arguments& arguments, const RunParts& parts, const Diagnostic
   const bool by_split =
       !arguments.train_data_path.empty() || !arguments.valid_data_path.empty() || !arguments.test_data_path.empty();
   const bool blended = !arguments.data_path.empty() || arguments.data_args_path.has_value();
-  const int sources = int{arguments.mock_data} + int{blended} + int{by_split};
-  rules.require(sources <= 1, "--mock-data, --data-path and --train-/--valid-/--test-data-path exclude each other; "
-                              "give one "
-                              "source of data.");
+  const bool by_rollouts = arguments.rollouts.has_value();
+  const int sources = int{arguments.mock_data} + int{blended} + int{by_split} + int{by_rollouts};
+  rules.require(sources <= 1,
+                "--mock-data, --data-path, --train-/--valid-/--test-data-path and --rollouts exclude each "
+                "other; give one source of data.");
   rules.require(sources >= 1,
                 "there is no data; give --data-path PREFIX of .bin/.idx files, or --mock-data for a trial.");
   rules.require(!arguments.split || !by_split, "--split " + arguments.split.value_or("") +
                                                    " does not go with --train-/--valid-/--test-data-path, which are "
                                                    "split already; leave it out.");
   if (arguments.split && !by_split) rules.attempt([&] { parse_split_weights(*arguments.split); });
-  if (!arguments.split && !by_split) {
+  if (by_rollouts) check_rollouts(arguments, rules);
+  if (!arguments.split && !by_split && !by_rollouts) {
     arguments.split = kDefaultSplit;
     if (blended) {
       sink(Severity::kNotice, std::string("--split is not given; the data is split ") + kDefaultSplit +

@@ -28,6 +28,8 @@ struct DataArguments {
   std::optional<std::string> data_cache_path;
   bool mmap_bin_files = true;
   bool mock_data = false;
+  std::optional<std::string> rollouts;  // folder of step_1, step_2, ..., which other processes write
+  int64_t rollout_timeout_minutes = 60;
   std::optional<int64_t> seq_length;          // (derived) from encoder_seq_length, if given
   std::optional<int64_t> encoder_seq_length;  // another name for seq_length
   DataloaderType dataloader_type = DataloaderType::kSingle;

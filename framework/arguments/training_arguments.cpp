@@ -169,6 +169,7 @@ void check_length(const Arguments& arguments, Mistakes& rules) {
 }
 
 void check_batches(Arguments& arguments, Mistakes& rules) {
+  if (arguments.rollouts && !arguments.micro_batch_size) arguments.micro_batch_size = 1;
   rules.require(arguments.micro_batch_size.has_value(),
                 "--micro-batch-size is missing; give the sequences of one forward.");
   if (arguments.micro_batch_size.value_or(0) <= 0 || arguments.global_batch_size.value_or(1) <= 0) return;

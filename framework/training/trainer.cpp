@@ -126,7 +126,7 @@ Trainer::Trainer(TrainingPlan plan, MultiModalModule& model, const ParallelGroup
               return options;
             }()),
       state_{plan_.arguments, model, optimizer_.get(), &schedule_, device_},
-      data_(data_for(plan_, *objective_), plan_.length, groups.sharding->rank(), device_),
+      data_(data_for(plan_, *objective_), plan_.length, groups.sharding->rank(), world_, device_),
       document_flops_(model, data_.seq_length(), world_->size() / plan_.length.batches.data_parallel_size),
       search_(model, step_, data_, world_),
       reader_(world_, device_,
@@ -154,8 +154,8 @@ Trainer::Trainer(TrainingPlan plan, MultiModalModule& model, const ParallelGroup
   const bool is_apart = !plan_.data.sets.neat_packing && batches.micro_batch_size % together != 0;
   const std::string compares =
       c10::str("--objective ", plan_.objective, " compares ", together, " neighbouring samples; give ");
-  require(!is_apart || plan_.step.loss_by_weights,
-          compares + "--micro-batch-size a multiple of it, or --loss-by-weights.");
+  require(!is_apart || (plan_.step.loss_by_weights && plan_.data.rollouts.folder.empty()),
+          compares + "--micro-batch-size a multiple of it, or with data sets --loss-by-weights.");
   const int64_t of_rank = batches.global_batch_size / batches.data_parallel_size;
   require(!is_apart || (batches.rampup.empty() && of_rank % std::lcm(batches.micro_batch_size, together) == 0),
           compares + "a constant --global-batch-size of which each rank has a multiple of it.");
@@ -255,7 +255,7 @@ bool Trainer::line_is_due(int64_t iteration) const {
 }
 
 StepReport Trainer::report(bool is_last) {
-  const int64_t batch = loop_.microbatches->global_batch_size();
+  const int64_t batch = loop_.samples;
   const double flops = model_.training_flops(batch, data_.seq_length());
   state_.progress.flops += flops;
   StepInterval& interval = reader_.interval();
@@ -287,6 +287,14 @@ StepReport Trainer::report(bool is_last) {
   return report;
 }
 
+void Trainer::wait_for_data() {
+  const int64_t step = state_.progress.step + 1;
+  enter_phase("wait for the data of step", step);
+  loop_.stop = data_.wait_for(step, callbacks_.stop_request);
+  loop_.exits = loop_.stop == StopRequest::kExit;
+  if (loop_.exits && plan_.saves.save && !saver_->is_saved()) save();
+}
+
 void Trainer::run_step() {
   const auto begin = Clock::now();
   const int64_t step = state_.progress.step + 1;
@@ -298,7 +306,8 @@ void Trainer::run_step() {
   if (plan_.saves.save && loop_.microbatches->count() != before && !saver_->was_just_saved()) save();
   {
     const TimedPart timed(timers_.get(), StepPart::kBatch);
-    loop_.batches = data_.next(loop_.microbatches->count());
+    loop_.batches = data_.next(step, loop_.microbatches->count());
+    loop_.samples = data_.samples(std::ssize(loop_.batches));
   }
   const bool reads = reads_step(step);
   const DeviceStats stats = step_.gradients(loop_.batches, step, world_);
@@ -321,7 +330,7 @@ void Trainer::run_step() {
   if (reads) read_steps();
   loop_.batches.clear();
   state_.progress.step = step;
-  state_.progress.samples += loop_.microbatches->global_batch_size();
+  state_.progress.samples += loop_.samples;
   if (!scaler_) schedule_.advance(loop_.microbatches->global_batch_size());
   search_.note_step();
   notify([step](Listener& each) { each.weights_updated(step); });
@@ -388,6 +397,8 @@ void Trainer::finish_training() {
 TrainingEnd Trainer::train() {
   prepare_training();
   while (steps_to_come() && goes_on()) {
+    wait_for_data();
+    if (!goes_on()) break;
     run_step();
     const auto [stop, requests] = reader_.take_merged();
     loop_.stop = stop;

@@ -61,7 +61,8 @@ class Trainer {
   struct Loop {
     std::optional<Microbatches> microbatches{};  // from the first step of this run on
     int64_t train_iters = 0;
-    std::vector<Batch> batches{};
+    std::vector<Batch> batches{};  // this rank's, of the current step
+    int64_t samples = 0;           // of all ranks in that step
     double lr = 0, seconds = 0;
     bool has_reported = false;  // a step of this run
     StopRequest stop = StopRequest::kNone;
@@ -92,6 +93,8 @@ class Trainer {
   void save(std::optional<double> best_loss = std::nullopt);
   TrainingEnd end_of(TrainingEnd how);
   void prepare_training();
+  /// Waits until the next step has its data. A request to stop meanwhile ends the loop, after a save for kExit.
+  void wait_for_data();
   /// One iteration: batches, forward, backward, optimizer; the host reads its numbers where it
   /// must.
   void run_step();

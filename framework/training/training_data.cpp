@@ -236,7 +236,9 @@ TrainingDataOptions training_data_options(const Arguments& arguments, DataOption
           .batches = batches,
           .loading = {.prefetch = static_cast<size_t>(std::max<int64_t>(1, arguments.num_workers))},
           .order = arguments.dataloader_type == DataloaderType::kCyclic ? SamplerType::kCyclic : SamplerType::kSingle,
-          .sequence_ranks = arguments.context_parallel_size};
+          .sequence_ranks = arguments.context_parallel_size,
+          .rollouts = {.folder = arguments.rollouts.value_or(""),
+                       .timeout = std::chrono::minutes(arguments.rollout_timeout_minutes)}};
 }
 
 void ask_for_samples(const RunLength& length, int64_t train_iters, const Progress& progress, DataOptions& data) {
@@ -252,9 +254,19 @@ void ask_for_samples(const RunLength& length, int64_t train_iters, const Progres
   data.test_samples = evaluation;
 }
 
-TrainingData::TrainingData(TrainingDataOptions options, RunLength length, int rank, c10::Device device)
+TrainingData::TrainingData(TrainingDataOptions options, RunLength length, int rank, const ProcessGroupPtr& world,
+                           c10::Device device)
     : options_(std::move(options)), length_(std::move(length)), rank_(rank) {
   options_.batches.pin_memory = !device.is_cpu();
+  RolloutOptions& rollouts = options_.rollouts;
+  if (rollouts.folder.empty()) return;
+  const DataOptions& sets = options_.sets;
+  rollouts.sets = {.seq_length = sets.seq_length, .shuffles = false, .packs = sets.neat_packing, .group = sets.group};
+  rollouts.batches = options_.batches;
+  rollouts.micro_batch_size = length_.batches.micro_batch_size;
+  rollouts.rank = rank_ / options_.sequence_ranks;
+  rollouts.ranks = length_.batches.data_parallel_size;
+  rollouts_ = std::make_unique<Rollouts>(rollouts, world);
 }
 
 std::unique_ptr<DataSampler> TrainingData::sampler(const SampleDataset& dataset, int64_t consumed) const {
@@ -273,6 +285,7 @@ std::unique_ptr<DataLoader> TrainingData::loader(const DatasetPtr& dataset, int6
 
 void TrainingData::build(int64_t train_iters, const Progress& progress,
                          const std::function<void(const std::string&)>& print) {
+  if (rollouts_) return print("> training reads the rollouts in " + options_.rollouts.folder);
   DataOptions& sets = options_.sets;
   ask_for_samples(length_, train_iters, progress, sets);
   print("> building train, validation, and test datasets ...");
@@ -291,13 +304,19 @@ void TrainingData::build(int64_t train_iters, const Progress& progress,
   print(datetime_line("after dataloaders are built", log_time_now()));
 }
 
-std::vector<Batch> TrainingData::next(int64_t count) {
+StopRequest TrainingData::wait_for(int64_t step, const std::function<StopRequest()>& stop_request) {
+  return rollouts_ ? rollouts_->wait_for(step, stop_request) : StopRequest::kNone;
+}
+
+std::vector<Batch> TrainingData::next(int64_t step, int64_t count) {
+  if (rollouts_) return rollouts_->read(step);
   std::vector<Batch> batches;
   for (int64_t i = 0; i < count; ++i) batches.push_back(train_loader_->next());
   return batches;
 }
 
 std::string TrainingData::microbatch_text(size_t microbatch, size_t microbatches, int64_t consumed) const {
+  if (rollouts_) return rollouts_->microbatch_text(microbatch, microbatches);
   const SampleDataset& train = *splits_.train;
   const auto order = sampler(train, consumed);
   std::vector<int64_t> samples;

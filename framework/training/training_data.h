@@ -12,6 +12,7 @@
 #include "framework/data/build_datasets.h"
 #include "framework/data/sample_dataset.h"
 #include "framework/training/progress.h"
+#include "framework/training/rollouts.h"
 
 namespace megashard {
 
@@ -92,6 +93,7 @@ struct TrainingDataOptions {
   SamplerType order = SamplerType::kSingle;
   int64_t sequence_ranks = 1;          ///< neighbours that get the same batches
   int64_t micro_batches_together = 1;  ///< SamplerOptions::micro_batches_together
+  RolloutOptions rollouts{};           ///< instead of sets, if it has a folder; reading options follow from these
 };
 
 /// The data sets of --data-path and its kin. The end of document is the caller's, because it may stand in files.
@@ -103,20 +105,29 @@ TrainingDataOptions training_data_options(const Arguments& arguments, DataOption
 /// as by Megatron: an earlier run may have evaluated more often than this one.
 void ask_for_samples(const RunLength& length, int64_t train_iters, const Progress& progress, DataOptions& data);
 
-/// Data sets of a training, and this rank's micro batches of them.
+/// Data sets of a training, or rollouts, and this rank's micro batches of them.
 class TrainingData {
  public:
   using DatasetPtr = std::shared_ptr<const SampleDataset>;
 
   /// `rank`: among those that the model is sharded over (ParallelGroups::sharding).
-  TrainingData(TrainingDataOptions options, RunLength length, int rank, c10::Device device);
+  TrainingData(TrainingDataOptions options, RunLength length, int rank, const ProcessGroupPtr& world,
+               c10::Device device);
 
   /// Opens the data sets for the steps from `progress` on, and prints their sizes. Throws if there is nothing to learn.
   void build(int64_t train_iters, const Progress& progress, const std::function<void(const std::string&)>& print);
-  /// The next micro batches of the training. Call it after build().
-  std::vector<Batch> next(int64_t count);
-  /// Seconds for which next() has waited since the last call.
-  double take_wait_seconds() { return train_loader_->take_wait_seconds(); }
+  /// Waits for the rollouts of `step`, or for a request to stop, which it returns; with data sets kNone at once.
+  /// Collective.
+  StopRequest wait_for(int64_t step, const std::function<StopRequest()>& stop_request);
+  /// The micro batches of `step`, after the one before: of data sets `count`, of rollouts as many as they have. Call it
+  /// after build(). Collective with rollouts.
+  std::vector<Batch> next(int64_t step, int64_t count);
+  /// How many samples all ranks have in a step with `count` micro batches.
+  int64_t samples(int64_t count) const {
+    return count * length_.batches.micro_batch_size * length_.batches.data_parallel_size;
+  }
+  /// Seconds for which wait_for() and next() have waited since the last call.
+  double take_wait_seconds() { return rollouts_ ? rollouts_->take_wait_seconds() : train_loader_->take_wait_seconds(); }
 
   /// Null if not asked for.
   const DatasetPtr& valid() const { return splits_.valid; }
@@ -134,7 +145,8 @@ class TrainingData {
   RunLength length_;
   int rank_;
   DataSplits splits_;
-  std::unique_ptr<DataLoader> train_loader_;  // null: no step is to come
+  std::unique_ptr<DataLoader> train_loader_;  // null: no step is to come, or rollouts are read
+  std::unique_ptr<Rollouts> rollouts_;        // null: data sets are read
 };
 
 }  // namespace megashard

@@ -219,6 +219,7 @@ void print_batches(const Arguments& arguments) {
 }
 
 void print_data(const Arguments& arguments, const Progress& progress) {
+  if (arguments.rollouts) return print_line("training: the rollouts in " + *arguments.rollouts);
   const int64_t end = end_of_document_id(arguments);
   DataOptions data =
       data_options(arguments, /*vocab_size=*/std::max<int64_t>(end, 0) + 1, end);  // token values are not used
