@@ -28,6 +28,7 @@
 #include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/session.h"
+#include "models/hugging_face/publish_weights.h"
 #include "models/hugging_face/save_hf_model.h"
 #include "parallel/device/buffer_pool.h"
 #include "parallel/device/cuda_module.h"
@@ -168,7 +169,7 @@ UnitPlannerOptions unit_planner_options(const Arguments& arguments, const Traine
   return options;
 }
 
-void add_listeners(const Arguments& arguments, torch::nn::Module& model, const ProcessGroupPtr& world,
+void add_listeners(const Arguments& arguments, MultiModalModule& model, const ProcessGroupPtr& world,
                    c10::Device device, TrainerCallbacks& callbacks) {
   auto& listeners = callbacks.listeners;
   if (arguments.fsdp_schedule_trace)
@@ -176,6 +177,7 @@ void add_listeners(const Arguments& arguments, torch::nn::Module& model, const P
   if (arguments.fsdp2_plan == "auto")
     listeners.push_back(
         std::make_shared<UnitPlanner>(model, world, device, unit_planner_options(arguments, callbacks)));
+  if (arguments.publish_weights) listeners.push_back(publish_weights(model, arguments, world));
   if (!arguments.log_host_syncs) return;
   if (auto log = host_sync_log(device, callbacks.sink)) listeners.push_back(std::move(log));
 }

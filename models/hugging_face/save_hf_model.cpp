@@ -11,7 +11,6 @@
 #include "checkpoint/files/file_io.h"
 #include "checkpoint/hugging_face/hf_files.h"
 #include "checkpoint/hugging_face/hf_weights.h"
-#include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/steps/folder_content.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/weights/published_tensors.h"
@@ -164,27 +163,38 @@ at::ScalarType hf_model_dtype(const Arguments& arguments) {
   return dtype_of_files(*arguments.hf_model).value_or(stored);
 }
 
+HfWeights whole_weights(MegatronModule& model, const Arguments& arguments, bool packs_experts) {
+  auto map = model.weight_map();
+  if (packs_experts) prefer_packed(map);
+  HfWeights weights;
+  weights.tensors =
+      published_tensors(model.keeps_trained_only() ? merged_state_dict(model) : checked_state_dict(model), map);
+  const auto* mixin = dynamic_cast<const FSDP2Mixin*>(&model);
+  for (auto& [name, tensor] : weights.tensors) {
+    const bool in_fp32 = mixin != nullptr && mixin->keeps_fp32(name);
+    name = map.published_name(name);
+    if (in_fp32) weights.files.in_fp32.insert(name);
+  }
+  if (arguments.hf_model) {
+    weights.files.beside = [from = *arguments.hf_model](const std::string& beside) { copy_hf_assets(from, beside); };
+  }
+  return weights;
+}
+
 void save_hf_model(MegatronModule& model, const OrderedJson& config, const Arguments& arguments,
                    const ProcessGroupPtr& group) {
   const auto& folder = *arguments.save_hf;
-  auto tensors = model.keeps_trained_only() ? merged_state_dict(model) : checked_state_dict(model);
-  const auto* mixin = dynamic_cast<const FSDP2Mixin*>(&model);
-  HfSaveOptions options{.dtype = hf_model_dtype(arguments)};
-  auto map = model.weight_map();
-  if (arguments.save_hf_stacked_experts) prefer_packed(map);
-  tensors = published_tensors(tensors, map);
-  for (auto& [name, tensor] : tensors) {
-    const bool in_fp32 = mixin != nullptr && mixin->keeps_fp32(name);
-    name = map.published_name(name);
-    if (in_fp32) options.in_fp32.insert(name);
-  }
-  options.beside = [&](const std::string& beside) {
-    if (arguments.hf_model) copy_hf_assets(*arguments.hf_model, beside);
+  HfWeights weights = whole_weights(model, arguments, arguments.save_hf_stacked_experts);
+  weights.files.dtype = hf_model_dtype(arguments);
+  const auto ranks = make_saving_group(group, "Hugging Face saves");
+  weights.files.beside = [&config, assets = std::move(weights.files.beside)](const std::string& beside) {
+    if (assets) assets(beside);
     write_hf_config(beside, config);
   };
-  const auto ranks = make_saving_group(group, "Hugging Face saves");
-  save_hf_sharded(folder, tensors, ranks, options);
-  if (model.keeps_trained_only()) save_adapters(model, arguments, folder + "/adapter", ranks);
+  save_hf_sharded(folder, weights.tensors, ranks, weights.files);
+  if (!model.keeps_trained_only()) return;
+  const HfWeights adapters = adapter_weights(model, arguments);
+  save_hf_sharded(folder + "/adapter", adapters.tensors, ranks, adapters.files);
 }
 
 }  // namespace megashard

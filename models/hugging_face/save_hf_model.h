@@ -1,6 +1,7 @@
 #pragma once
 
 #include "checkpoint/hugging_face/hf_config.h"
+#include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "framework/arguments/arguments.h"
 #include "framework/modules/megatron_module.h"
 #include "parallel/collectives/process_group.h"
@@ -20,11 +21,16 @@ nlohmann::ordered_json prepare_hf_model(const Arguments& arguments, const HfConf
 /// dtype.
 at::ScalarType hf_model_dtype(const Arguments& arguments);
 
+/// The weights of --hf-model's kind for save_hf_sharded, which writes beside them the files of --hf-model; adapters are
+/// merged. Names and forms are as published, with `packs_experts` the experts of a layer packed. The dtype is the
+/// caller's. Collective over the ranks that share them.
+HfWeights whole_weights(MegatronModule& model, const Arguments& arguments, bool packs_experts);
+
 /// All ranks write the model's weights (save_hf_sharded: in hf_model_dtype, tied ones once, experts as published by
 /// their family or, with --save-hf-stacked-experts, packed), then the files beside the weights of
 /// --hf-model, and `config`, of prepare_hf_model: --hf-model's, or that of the Llama, Qwen2 or Qwen3 that the flags
 /// describe, with this run's tying and the weights' dtype. Adapters are merged into the weights and also written to the
-/// folder's adapter/ (save_adapters.h). Collective.
+/// folder's adapter/ (adapter_weights). Collective.
 void save_hf_model(MegatronModule& model, const nlohmann::ordered_json& config, const Arguments& arguments,
                    const ProcessGroupPtr& group);
 

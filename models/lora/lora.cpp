@@ -15,7 +15,6 @@
 #include <unordered_set>
 
 #include "checkpoint/files/output_file.h"
-#include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/weights/published_tensors.h"
 #include "framework/modules/megatron_module.h"
@@ -191,33 +190,31 @@ nlohmann::ordered_json number(double value) {
 
 }  // namespace
 
-void save_adapters(MegatronModule& model, const Arguments& arguments, const std::string& folder,
-                   const ProcessGroupPtr& group) {
+HfWeights adapter_weights(MegatronModule& model, const Arguments& arguments) {
   std::set<std::string> targets;
-  ShardedTensors tensors;
+  HfWeights weights;
   for (auto& [name, piece] : published_tensors(checked_state_dict(model), model.weight_map())) {
     if (!is_lora_parameter(name)) continue;
     targets.insert(target_of(name));
-    tensors.emplace_back("base_model.model." + name, std::move(piece));
+    weights.tensors.emplace_back("base_model.model." + name, std::move(piece));
   }
-  const auto write_config = [&](const std::string& beside) {
-    const nlohmann::ordered_json config = {{"peft_type", "LORA"},
-                                           {"task_type", "CAUSAL_LM"},
-                                           {"base_model_name_or_path", *arguments.hf_model},
-                                           {"r", *arguments.lora_r},
-                                           {"lora_alpha", number(arguments.lora_alpha)},
-                                           {"lora_dropout", arguments.lora_dropout},
-                                           {"target_modules", targets},
-                                           {"bias", "none"},
-                                           {"fan_in_fan_out", false},
-                                           {"modules_to_save", nullptr},
-                                           {"inference_mode", true}};
-    write_file_atomically(beside + "/adapter_config.json", config.dump(2) + "\n");
-  };
-  save_hf_sharded(folder, tensors, group,
-                  {.max_shard_bytes = std::numeric_limits<int64_t>::max(),  // PEFT reads one file
+  const nlohmann::ordered_json config = {{"peft_type", "LORA"},
+                                         {"task_type", "CAUSAL_LM"},
+                                         {"base_model_name_or_path", *arguments.hf_model},
+                                         {"r", *arguments.lora_r},
+                                         {"lora_alpha", number(arguments.lora_alpha)},
+                                         {"lora_dropout", arguments.lora_dropout},
+                                         {"target_modules", targets},
+                                         {"bias", "none"},
+                                         {"fan_in_fan_out", false},
+                                         {"modules_to_save", nullptr},
+                                         {"inference_mode", true}};
+  weights.files = {.max_shard_bytes = std::numeric_limits<int64_t>::max(),  // PEFT reads one file
                    .stem = "adapter_model",
-                   .beside = write_config});
+                   .beside = [text = config.dump(2) + "\n"](const std::string& folder) {
+                     write_file_atomically(folder + "/adapter_config.json", text);
+                   }};
+  return weights;
 }
 
 }  // namespace megashard

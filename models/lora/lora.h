@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/hugging_face/save_hf_sharded.h"
 #include "framework/arguments/arguments.h"
 #include "framework/modules/megatron_module.h"
-#include "parallel/collectives/process_group.h"
 
 namespace megashard {
 
@@ -36,9 +36,8 @@ void add_adapter_forms(const torch::nn::Module& model, WeightMap& map);
 /// adapters are new tensors. Collective over the ranks that share the weights.
 ShardedTensors merged_state_dict(MegatronModule& model);
 
-/// Writes the adapters of add_lora to a directory that PEFT's PeftModel.from_pretrained loads onto --hf-model:
-/// adapter_config.json and adapter_model.safetensors. Collective over `group`.
-void save_adapters(MegatronModule& model, const Arguments& arguments, const std::string& folder,
-                   const ProcessGroupPtr& group);
+/// The adapters of add_lora for save_hf_sharded, which then writes a directory that PEFT's PeftModel.from_pretrained
+/// loads onto --hf-model: adapter_config.json and adapter_model.safetensors. Collective over the ranks that share them.
+HfWeights adapter_weights(MegatronModule& model, const Arguments& arguments);
 
 }  // namespace megashard
