@@ -47,6 +47,7 @@ const std::vector<Subcommand>& subcommands() {
       {"models", "the families of models, and how each can be trained", run_models},
       {"plan", "whether a training fits, and how fast it will be", run_plan},
       {"pretrain", "trains a model", [](int argc, char** argv) { return run_pretrain(argc, argv, run_dry_run); }},
+      {"rl", "trains on rollouts while others sample them: the trainer of prime-rl", run_rl},
       {"report", "an HTML page about runs: curves, memory, timeline, checkpoints", run_report},
       {"launch", "starts N ranks on this host: megashard launch -n N -- SUBCOMMAND ...", run_launch},
       {"completion", "prints the completions for bash, zsh or fish, or all flags as JSON", print_completion},
