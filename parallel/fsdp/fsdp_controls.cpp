@@ -117,6 +117,27 @@ UnshardHandle unshard(Module& module, bool async_op) {
 
 void reshard(Module& module) { state_of(module).reshard(); }
 
+void run_unsharded(Module& module, const std::function<void()>& body) {
+  std::vector<std::pair<FsdpParamGroup*, ReshardAfterForward>> before;
+  for_each_group(module, /*recurse=*/true, [&](FsdpParamGroup& group) {
+    before.emplace_back(&group, group.reshard_after_forward);
+    group.reshard_after_forward = false;
+  });
+  const auto end = [&] {
+    for (const auto& [group, kind] : before) {
+      group->reshard_after_forward = kind;
+      group->reshard();
+    }
+  };
+  try {
+    body();
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+}
+
 void set_keep_unsharded_storage(Module& module, bool keep, bool recurse) {
   for_each_group(module, recurse, [=](FsdpParamGroup& group) { group.keep_unsharded_storage = keep; });
 }

@@ -54,6 +54,9 @@ using UnshardHandle = WaitHandle;
 UnshardHandle unshard(torch::nn::Module& module, bool async_op = false);
 /// Frees the gathered parameters now.
 void reshard(torch::nn::Module& module);
+/// Calls `body`, in which forwards leave the parameters of all units inside `module` unsharded, for many forwards of
+/// the same weights without a backward. Then reshards them. `module` need not be under fully_shard. Ours.
+void run_unsharded(torch::nn::Module& module, const std::function<void()>& body);
 /// true: a reshard keeps the memory of unsharded parameters, so that their addresses stay the same (for CUDA graphs).
 /// Takes the memory of all of them.
 void set_keep_unsharded_storage(torch::nn::Module& module, bool keep, bool recurse = true);

@@ -56,6 +56,30 @@ TEST(FsdpSchedule, APrefetchThatNobodyUsesIsFreedAtTheEndOfBackward) {
   });
 }
 
+TEST(FsdpSchedule, ManyForwardsOfTheSameWeightsGatherThemOnce) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    Chain chain;
+    chain.shard({.mesh = flat_mesh(world)});
+    const c10::NoGradGuard no_grad;
+    run_unsharded(chain.root, [&] {
+      chain.forward();
+      EXPECT_EQ(chain.events, (Events{"unshard Formula", "unshard a", "unshard b", "unshard c"}));
+      chain.forward();
+      EXPECT_EQ(chain.units[0]->w[0].size(0), 6);
+      EXPECT_EQ(std::count(chain.events.begin(), chain.events.end(), "unshard a"), 0);
+    });
+    for (const auto& unit : chain.units) EXPECT_EQ(unit->w[0].size(0), 3);
+    const auto fail = [&] {
+      chain.forward();
+      throw std::runtime_error("stop");
+    };
+    EXPECT_THROW(run_unsharded(chain.root, fail), std::runtime_error);
+    EXPECT_EQ(chain.units[0]->w[0].size(0), 3);
+    chain.forward();  // as before: resharded
+    EXPECT_EQ(chain.units[0]->w[0].size(0), 3);
+  });
+}
+
 TEST(FsdpSchedule, WhatForwardKeepsIsNotGatheredAgain) {
   run_ranks(2, [](const ProcessGroupPtr& world) {
     Chain chain;
