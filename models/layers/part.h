@@ -52,6 +52,9 @@ class PartSpec {
                                     int64_t /*tensor_parallel*/) const {}
   /// Throws if it cannot be trained on a ring of ranks with parts of a sequence.
   virtual void check_sequence_ring(const std::string& /*model*/) const {}
+  /// True if it computes later tokens of a sequence from Pass::cache as from all tokens: because it keeps what it needs
+  /// of earlier ones there, or needs none. False: generation computes the whole sequence for each token.
+  virtual bool continues_from_cache() const { return false; }
   /// Paths, relative to the part, of Megatron's module (core_attn, qkv_linear, mlp, moe, ...: ActivationPlan); "" is
   /// the part itself. Empty if it has no such module.
   virtual std::vector<std::string> paths_of(const std::string& /*megatron_part*/) const { return {}; }

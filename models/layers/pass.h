@@ -103,6 +103,8 @@ struct SharedKeys {
   }
 };
 
+class KeyCache;
+
 /// Inputs that all layers of one forward share.
 struct Pass {
   c10::SmallVector<RotaryTables, 2> rotary{};  ///< of Network::rotaries, in their order
@@ -112,6 +114,7 @@ struct Pass {
   at::Tensor query_factors{};                  ///< [T] or [B, T]: multiply a token's queries; undefined: do not
   std::array<SharedKeys, 2> shared_keys{};     ///< given so far: [0] without a window, [1] with one
   at::Tensor layer_inputs{};                   ///< [B, T, layers, P] (LayerInputs); undefined: none
+  std::shared_ptr<KeyCache> cache{};           ///< keeps keys and values for later tokens; null: nothing does
 
   template <class F>
   void visit_tensors(F&& f) {
