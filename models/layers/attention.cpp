@@ -20,6 +20,7 @@
 #include <limits>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,8 +29,10 @@
 #include "models/kernels/fused_ops.h"
 #include "models/kernels/once_differentiable.h"
 #include "models/kernels/row_layout.h"
+#include "models/layers/cached_attention.h"
 #include "models/layers/capped_attention.h"
 #include "models/layers/fused_forms.h"
+#include "models/layers/key_cache.h"
 #include "parallel/sequence_parallel/block_attention.h"
 #include "parallel/sequence_parallel/ring_attention.h"
 #include "parallel/sequence_parallel/ulysses.h"
@@ -89,6 +92,7 @@ class AttentionPart final : public PartSpec {
     return {fused_forms(path, {{"q_proj", queries}, {"k_proj", keys}, {"v_proj", keys}}, files.fused.qkv,
                         spec_.hidden_size, spec_.qkv_bias)};
   }
+  bool continues_from_cache() const override { return true; }
   std::string norm_before() const override { return "attn_norm"; }
 
  private:
@@ -131,6 +135,10 @@ at::Tensor CoreAttention::forward(const at::Tensor& q, const at::Tensor& k, cons
       q, k, v, span, {.dropout = is_training() ? dropout_ : 0.0, .scale = scale_, .softcap = softcap_, .sinks = sinks});
 }
 
+at::Tensor CoreAttention::forward_cached(const at::Tensor& q, const CachedKeys& keys, const at::Tensor& sinks) const {
+  return cached_attention(q, keys, {.scale = scale_, .softcap = softcap_, .sinks = sinks});
+}
+
 Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
     : class_name_(spec.class_name),
       ranks_(context.tensor_parallel),
@@ -143,7 +151,7 @@ Attention::Attention(const AttentionSpec& spec, const BuildContext& context)
       norms_rotated_(spec.norms_rotated),
       output_gate_(spec.output_gate),
       window_(spec.window),
-      chunked_(spec.chunk > 0),
+      chunk_(spec.chunk),
       query_factors_(spec.query_factors),
       values_are_keys_(spec.values_are_keys),
       sharing_(spec.sharing),
@@ -261,8 +269,18 @@ LayerOutput Attention::forward(const at::Tensor& own, const Pass& pass) {
   } else {
     if (values_are_keys_) projected.push_back(projected[1]);
     heads = heads_of(projected, tables);
+    if (pass.cache) std::tie(heads[1], heads[2]) = pass.cache->add(this, heads[1], heads[2]);
   }
   if (query_factors_) heads[0] = scale_queries(heads[0], pass.query_factors);
+  const auto finished = [&](const at::Tensor& mixed) {
+    LayerOutput output{.hidden = o_proj_->forward((gate.defined() ? mixed * at::sigmoid(gate) : mixed).flatten(2))};
+    if (sharing_ == AttentionSpec::Sharing::kGive) output.given = {heads[1], heads[2], shared_place_};
+    return output;
+  };
+  if (pass.cache && !pass.cache->is_first()) {
+    const CachedKeys cached{heads[1], heads[2], pass.cache->places(), window_, chunk_};
+    return finished(core_attention_->forward_cached(heads[0], cached, sinks_));
+  }
   // The ranks that share this rank's rows gather them, each with some of the heads.
   const SequenceShard rows = pass.span.sequence.of_place();
   const int64_t sharing = rows.is_whole() ? 1 : rows.group->size();
@@ -270,14 +288,11 @@ LayerOutput Attention::forward(const at::Tensor& own, const Pass& pass) {
   const auto whole = gather_sequence({heads[0], keys, values}, rows);
   KeySpan span = pass.span;
   span.window = window_;
-  if (chunked_) span.documents = pass.chunks;
+  if (chunk_ > 0) span.documents = pass.chunks;
   at::Tensor sinks = sinks_;
   if (sinks.defined() && !rows.is_whole()) sinks = sinks.chunk(sharing)[static_cast<size_t>(rows.group->rank())];
   const auto mixed = core_attention_->forward(whole[0], whole[1], whole[2], span, sinks);
-  const auto of_rows = scatter_sequence(mixed, rows);
-  LayerOutput output{.hidden = o_proj_->forward((gate.defined() ? of_rows * at::sigmoid(gate) : of_rows).flatten(2))};
-  if (sharing_ == AttentionSpec::Sharing::kGive) output.given = {heads[1], heads[2], shared_place_};
-  return output;
+  return finished(scatter_sequence(mixed, rows));
 }
 
 namespace {

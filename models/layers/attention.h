@@ -52,6 +52,8 @@ struct AttentionSpec {
 
 PartSpecPtr attention_part(AttentionSpec spec);
 
+struct CachedKeys;
+
 /// Attention without parameters, as a module that can be recomputed or offloaded (Megatron's core_attention).
 class CoreAttention : public torch::nn::Module {
  public:
@@ -63,6 +65,8 @@ class CoreAttention : public torch::nn::Module {
   /// `sinks` [H]: see AttentionSpec; undefined: none.
   at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpan& span,
                      const at::Tensor& sinks);
+  /// The same for q [B, T, H, D] of later tokens than those of the keys before them, on this rank alone.
+  at::Tensor forward_cached(const at::Tensor& q, const CachedKeys& keys, const at::Tensor& sinks) const;
 
  private:
   double dropout_;
@@ -100,7 +104,8 @@ class Attention : public torch::nn::Module, public SelfInitializing, public CutO
   std::optional<size_t> rotary_;
   bool rotary_interleaved_, norms_all_heads_, norms_rotated_, output_gate_;
   int64_t window_;
-  bool chunked_, query_factors_, values_are_keys_;
+  int64_t chunk_;
+  bool query_factors_, values_are_keys_;
   AttentionSpec::Sharing sharing_;
   size_t shared_place_;
   JointLinears projections_;  // q_proj, k_proj, v_proj

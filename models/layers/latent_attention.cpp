@@ -2,11 +2,14 @@
 
 #include <ATen/ops/cat.h>
 
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "framework/mistakes.h"
 #include "models/kernels/fused_ops.h"
+#include "models/layers/cached_attention.h"
+#include "models/layers/key_cache.h"
 #include "parallel/sequence_parallel/ulysses.h"
 
 namespace megashard {
@@ -44,6 +47,7 @@ class LatentAttentionPart final : public PartSpec {
     if (spec_.query_rank == 0) return {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj"};
     return {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"};
   }
+  bool continues_from_cache() const override { return true; }
   std::string norm_before() const override { return "attn_norm"; }
 
  private:
@@ -117,6 +121,11 @@ at::Tensor LatentAttention::forward(const at::Tensor& own, const Pass& pass) {
   const SequenceShard rows = pass.span.sequence.of_place();
   auto heads = heads_of(own, spec_.rotary ? pass.rotary[*spec_.rotary] : RotaryTables());
   if (spec_.query_factors) heads[0] = scale_queries(heads[0], pass.query_factors);
+  if (pass.cache) std::tie(heads[1], heads[2]) = pass.cache->add(this, heads[1], heads[2]);
+  if (pass.cache && !pass.cache->is_first()) {
+    const CachedKeys cached{heads[1], heads[2], pass.cache->places()};
+    return o_proj_->forward(core_attention_->forward_cached(heads[0], cached, at::Tensor()).flatten(2));
+  }
   const auto whole = gather_sequence({heads[0], heads[1]}, rows);
   const auto values = gather_sequence({heads[2]}, rows)[0];  // one exchange takes tensors of one width
   const auto mixed = core_attention_->forward(whole[0], whole[1], values, pass.span, at::Tensor());

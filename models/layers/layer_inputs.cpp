@@ -67,6 +67,7 @@ class LayerInputPart final : public PartSpec {
     require(false, model + " has inputs of each layer, which --tensor-model-parallel-size does not cut; leave it out, "
                            "and FSDP2 shards them over all ranks.");
   }
+  bool continues_from_cache() const override { return true; }
   std::string norm_before() const override { return ""; }
 
  private:

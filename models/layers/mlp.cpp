@@ -186,6 +186,7 @@ class MlpPart final : public PartSpec {
   std::vector<std::string> paths_of(const std::string& megatron_part) const override {
     return megatron_part == "mlp" ? std::vector<std::string>{""} : std::vector<std::string>{};
   }
+  bool continues_from_cache() const override { return true; }
   std::string norm_before() const override { return "mlp_norm"; }
 
  private:

@@ -94,6 +94,7 @@ class ExpertsPart final : public PartSpec {
                             .bias = spec_.expert.bias};
     return {expert_forms(path + "experts.", sizes, files.experts)};
   }
+  bool continues_from_cache() const override { return true; }
   std::string norm_before() const override { return "mlp_norm"; }
 
  private:
