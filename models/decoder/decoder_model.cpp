@@ -6,10 +6,12 @@
 #include <ATen/ops/stack.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
 #include "framework/modules/weight_init_mixin.h"
+#include "models/layers/key_cache.h"
 #include "models/lora/lora.h"
 #include "models/network/prediction_files.h"
 #include "parallel/copies/on_device.h"
@@ -117,6 +119,8 @@ StackOutput DecoderStack::forward(const Batch& input, const InjectedEmbeddings& 
   auto hidden = embed(tokens, positions, injected);
   auto pass = pass_of(input, hidden, positions);
   pass.span.key_ends = injected.key_ends;
+  pass.cache = cache_;
+  if (cache_) cache_->begin(tokens.size(1), positions);
   if (layer_inputs_) pass.layer_inputs = layer_inputs_->forward(tokens, hidden);
   std::vector<at::Tensor> balance, z;  // layers with experts
   const auto take = [&](LayerOutput output) {
@@ -303,6 +307,26 @@ bool DecoderModel::is_of_taken_keys(const std::string& stored) const {
 std::vector<int64_t> DecoderModel::qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const {
   return encoded_ ? network_.encoder->qkv_split_shapes(name, sizes) : std::vector<int64_t>();
 }
+
+std::string DecoderModel::why_no_keys() const {
+  if (network_.encoder) return "it takes pictures";
+  bool continues = true;
+  for_each_part(network_, [&](const PartSpec& part) { continues = continues && part.continues_from_cache(); });
+  if (!continues) return "some of its layers pass on more than keys and values";
+  return turns_by_length() ? "its positions turn by the sequence's length" : "";
+}
+
+bool DecoderModel::turns_by_length() const {
+  const auto by_length = [](const RotaryConfig& rotary) { return rotary.depends_on_length(); };
+  return !network_.encoder && std::ranges::any_of(network_.rotaries, by_length);
+}
+
+void DecoderModel::keep_keys(int64_t capacity) {
+  TORCH_INTERNAL_ASSERT(why_no_keys().empty());
+  text_->set_cache(std::make_shared<KeyCache>(capacity));
+}
+
+void DecoderModel::drop_keys() { text_->set_cache(nullptr); }
 
 void DecoderModel::check_sequence_ranks(int64_t ranks) const {
   for_each_part(network_, [&](const PartSpec& part) {

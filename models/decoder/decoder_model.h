@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/modules/keeps_keys.h"
 #include "models/decoder/decoder_layer.h"
 #include "models/decoder/prediction_layer.h"
 #include "models/layers/layer_inputs.h"
@@ -41,6 +42,8 @@ class DecoderStack : public torch::nn::Module {
   StackOutput forward(const Batch& input, const InjectedEmbeddings& injected);
   std::string class_name() const { return class_name_; }
   const std::shared_ptr<Hooked<Embedding>>& embed_tokens() const { return embed_tokens_; }
+  /// Forwards from now on keep keys and values in it and continue from them; null: they do not.
+  void set_cache(std::shared_ptr<KeyCache> cache) { cache_ = std::move(cache); }
 
  private:
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions, const InjectedEmbeddings& injected);
@@ -61,6 +64,7 @@ class DecoderStack : public torch::nn::Module {
   std::shared_ptr<Hooked<Norm>> norm_;
   std::optional<LayerInputs> layer_inputs_;
   std::vector<std::shared_ptr<Hooked<RotaryEmbedding>>> rotaries_;
+  std::shared_ptr<KeyCache> cache_;  // null: none
 };
 
 /// `model` of a network with an encoder: the encoder, and the decoder `language_model`, in which its features take the
@@ -83,7 +87,7 @@ class EncodedStack : public torch::nn::Module {
 /// A causal language model: `model` (a DecoderStack, or with an encoder an EncodedStack) and `lm_head`, which share one
 /// tensor if the configuration ties them. Parameters start without values: load_hf_weights(), a checkpoint or
 /// init_weights() gives them.
-class DecoderModel : public ExpertParallelModule {
+class DecoderModel : public ExpertParallelModule, public KeepsKeys {
  public:
   explicit DecoderModel(Network network, BuildContext context = {}, WeightFiles weight_files = {});
 
@@ -93,6 +97,10 @@ class DecoderModel : public ExpertParallelModule {
   void prepare(Batch& input) const override;
   std::string class_name() const override { return network_.config.names.model; }
   int64_t vocab_size() const override { return network_.config.vocab_size; }
+  std::string why_no_keys() const override;
+  bool turns_by_length() const override;
+  void keep_keys(int64_t capacity) override;
+  void drop_keys() override;
   void check_sequence_ranks(int64_t ranks) const override;
   void check_sequence_ring() const override;
   bool keeps_fp32(const std::string& name) const override;
