@@ -17,11 +17,12 @@ struct InferenceBatch {
   Batch items{};  ///< columns of their pictures and other items (add_items), on the host
 };
 
-/// Where it runs. Both functions call the model equally often on every rank, with an empty batch
+/// Where it runs. log_probabilities() and generate() call the model equally often on every rank, with an empty batch
 /// too, as a sharded model needs it.
 struct InferenceRanks {
   c10::Device device{c10::kCPU};
   SequenceShard sequence{};  ///< of ranks that share the sequences
+  ProcessGroupPtr all{};     ///< all ranks of the model, which stop generating together; null: one rank
 };
 
 /// Log-probability of each token given those before it: [texts, length] fp32 on the CPU, row i
@@ -29,11 +30,5 @@ struct InferenceRanks {
 /// tokens; an empty batch gives no rows. One forward, without gradients.
 at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int64_t length,
                              const InferenceRanks& ranks);
-
-/// The `count` tokens that follow each text, the likeliest one each time: [texts, count] int64 on
-/// the CPU. Behind one of `ends` a row repeats it. Exactly `count` forwards, for texts of any
-/// length. Pictures are those of the texts; what is added is text.
-at::Tensor greedy_continuations(MultiModalModule& model, const InferenceBatch& batch, int64_t count,
-                                const std::vector<int64_t>& ends, const InferenceRanks& ranks);
 
 }  // namespace megashard
