@@ -1,21 +1,15 @@
 #include <algorithm>
-#include <iostream>
 #include <map>
 #include <optional>
 
 #include "framework/arguments/argument_value.h"
-#include "framework/training/loaded_weights.h"
+#include "framework/training/generation.h"
 #include "framework/training/output_paths.h"
-#include "framework/training/parallel_groups.h"
 #include "framework/training/progress.h"
-#include "framework/training/training_checkpoint.h"
-#include "launch/arguments/command_line.h"
 #include "launch/infer/infer_files.h"
-#include "launch/output/status_line.h"
+#include "launch/infer/inference_run.h"
 #include "launch/shell/subcommands.h"
-#include "launch/train/device_report.h"
 #include "launch/train/end_of_document.h"
-#include "launch/train/session.h"
 
 namespace megashard {
 namespace {
@@ -24,8 +18,6 @@ constexpr const char* kLogProbs = "--log-probs";
 constexpr const char* kInto = "--into";
 constexpr const char* kGenerate = "--generate";
 constexpr const char* kGenerated = "--generated";
-
-bool is_shown(const Option& option) { return !option.pretrain_only; }
 
 const Program& infer_program() {
   static const Program program = {
@@ -44,14 +36,12 @@ const Program& infer_program() {
                  "continue each document by so many likeliest tokens, one by one; of a "
                  "conversation what comes before its last answer"},
                 {kGenerated, "FILE.npy", "where to: [documents, number of --generate]"}},
-      .shown = is_shown,
+      .shown = is_shown_without_training,
       .examples = "  megashard infer --hf-model DIR --data-path data --log-probs out.npy\n"
                   "  megashard infer --hf-model REFERENCE --data-path pairs --into ref_log_probs\n"
                   "  megashard infer run.yaml --load runs/a --generate 64 --generated out.npy\n"};
   return program;
 }
-
-constexpr RunParts kInference = {.training = false, .schedule = false};
 
 struct InferFlags {
   std::optional<std::string> log_probs, into, generated;
@@ -75,18 +65,10 @@ InferFlags infer_flags(const std::map<std::string, std::string>& own, Mistakes& 
   return flags;
 }
 
-/// All ranks' rows on rank 0, in the order of the ranks; others get them too.
-at::Tensor gather_rows(const at::Tensor& mine, int64_t rows, const ProcessGroupPtr& group, c10::Device device) {
-  at::Tensor all = at::zeros({group->size() * rows, mine.size(1)}, mine.options().device(device));
-  const at::Tensor own = all.narrow(0, group->rank() * rows, rows);
-  own.narrow(0, 0, mine.size(0)).copy_(mine);
-  if (group->size() > 1) group->all_gather_into(all, own).wait();
-  return all.cpu();
-}
-
-void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags& flags, const ParallelGroups& groups,
-           c10::Device device, const DiagnosticSink& sink) {
-  const ProcessGroupPtr& group = groups.world;
+void infer(const InferenceRun& run, const InferFlags& flags) {
+  const Arguments& arguments = run.arguments;
+  const DiagnosticSink& sink = run.sink;
+  MultiModalModule& model = run.model();
   const InferDocuments data(arguments.data_path.front(), *arguments.seq_length, model.vocab_size());
   const int64_t documents = data.size();
   if (flags.into && !data.has_conversations()) {
@@ -98,20 +80,21 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
     outputs.push_back({"--into", arguments.data_path.front() + kConversationsSuffix, OutputPath::Kind::kFile});
   if (flags.log_probs) outputs.push_back({"--log-probs", *flags.log_probs, OutputPath::Kind::kFile});
   if (flags.generated) outputs.push_back({"--generated", *flags.generated, OutputPath::Kind::kFile});
-  try_output_paths(outputs, group);
-  model.eval();
-  const InferenceRanks ranks{.device = device, .sequence = sequence_ranks(arguments, model, groups.sharding)};
-  const ProcessGroupPtr readers = data_parallel_group(arguments, groups.sharding);
+  try_output_paths(outputs, run.session.groups.world);
+  const ProcessGroupPtr& readers = run.readers;
+  const c10::Device device = run.ranks.device;
   const int64_t batch = *arguments.micro_batch_size, length = *arguments.seq_length;
-  const std::vector<int64_t> ends = end_of_text_ids(arguments);
+  const GenerationOptions greedy{
+      .max_new_tokens = flags.new_tokens, .sampling = {.temperature = 0}, .ends = end_of_text_ids(arguments)};
   std::optional<NpyFile> log_probs, generated;
-  if (group->rank() == 0 && flags.log_probs) log_probs.emplace(*flags.log_probs, at::kFloat, length);
-  if (group->rank() == 0 && flags.generated) generated.emplace(*flags.generated, at::kLong, flags.new_tokens);
+  if (run.is_first() && flags.log_probs) log_probs.emplace(*flags.log_probs, at::kFloat, length);
+  if (run.is_first() && flags.generated) generated.emplace(*flags.generated, at::kLong, flags.new_tokens);
   at::Tensor column;  // a value for each token of the set
   int64_t filled = 0;
-  if (group->rank() == 0 && flags.into) column = at::zeros({data.tokens()});
+  if (run.is_first() && flags.into) column = at::zeros({data.tokens()});
   double sum = 0;
   sink(Severity::kNotice, c10::str("Inferring on ", documents, " documents"));
+  if (flags.generated) tell_if_recomputed(run);
   ProgressClock progress;
   for (int64_t start = 0; start < documents; start += batch * readers->size()) {
     const int64_t first = std::min(start + readers->rank() * batch, documents);
@@ -120,7 +103,7 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
     InferenceBatch mine = data.read(first, last);
     const int64_t rows = std::min(documents - start, batch * readers->size());
     if (flags.log_probs || flags.into) {
-      const auto own = log_probabilities(model, mine, length, ranks);
+      const auto own = log_probabilities(model, mine, length, run.ranks);
       const auto all = gather_rows(own, batch, readers, device).narrow(0, 0, rows);
       if (log_probs) log_probs->append(all);
       for (int64_t row = 0; column.defined() && row < rows; ++row) {
@@ -131,8 +114,9 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
       sum += all.sum(at::kDouble).item<double>();
     }
     if (flags.generated) {
-      const auto own = greedy_continuations(model, data.prompts(std::move(mine), first), flags.new_tokens, ends, ranks);
-      const auto all = gather_rows(own, batch, readers, device).narrow(0, 0, rows);
+      const auto prompts = data.prompts(std::move(mine), first, PromptEnd::kLastAnswer);
+      const auto own = generate(model, prompts, {}, greedy, run.ranks);
+      const auto all = gather_rows(own.tokens, batch, readers, device).narrow(0, 0, rows);
       if (generated) generated->append(all);
     }
   }
@@ -150,56 +134,13 @@ void infer(MultiModalModule& model, const Arguments& arguments, const InferFlags
   }
 }
 
-void load_step(const Arguments& arguments, const Session& session) {
-  if (session.from.source != WeightSource::kCheckpoint) return;
-  TrainingState state{.arguments = arguments,
-                      .model = session.model(),
-                      .optimizer = nullptr,
-                      .schedule = nullptr,
-                      .device = session.device};
-  load_training_checkpoint(state, session.from.step, session.groups.world, /*weights_only=*/true);
-}
-
-/// What a model makes of weights that are no numbers looks like any other tokens.
-void check_weights(const MultiModalModule& model, const Arguments& arguments, const Start& from,
-                   const ProcessGroupPtr& group) {
-  if (from.source == WeightSource::kInitialisation) return;
-  const std::string found = list_nonfinite_weights(model, group);
-  const std::string step = from.source == WeightSource::kCheckpoint ? from.step.folder : *arguments.hf_model;
-  const std::string base = arguments.lora_r ? " and " + *arguments.hf_model : "";
-  TORCH_CHECK(found.empty(), "of the weights loaded from ", step, base, ", ", found,
-              "; take other files, or convert these again");
-}
-
 }  // namespace
 
 int run_infer(int argc, char** argv) {
-  CommandLine line;
-  try {
-    line = parse_arguments(argc, argv, infer_program());
-  } catch (const HelpRequested& help) {
-    std::cout << help.what();
-    return 0;
-  }
-  const RendezvousOptions environment = ranks_of_launcher(line.arguments);
-  const DiagnosticSink sink = sink_for(environment.rank);
-  for (const auto& notice : line.notices) sink(Severity::kNotice, notice);
-  const InferFlags flags = infer_flags(line.own, line.mistakes);
-  if (const auto& split = line.arguments.split)
-    sink(Severity::kWarning, "--split " + *split + " is not used: infer reads every document of --data-path.");
-  const RunPlan plan = plan_run(std::move(line), kInference, environment, sink);
-  const Arguments& arguments = plan.arguments;
-
-  std::optional<ProgressLine> progress;
-  if (environment.rank == 0) progress.emplace([&sink](const std::string& text) { sink(Severity::kNotice, text); });
-  const ProcessGroupPtr group = join_world(plan, environment);
-  const Session session = open_session(plan, group, sink);
-  load_step(arguments, session);
-  check_weights(session.model(), arguments, session.from, group);
-  infer(session.model(), arguments, flags, session.groups, session.device, sink);
-  group->barrier();
-  log_findings(session.device, sink);
-  return 0;
+  InferFlags flags;
+  return run_inference(
+      argc, argv, infer_program(), [&](CommandLine& line) { flags = infer_flags(line.own, line.mistakes); },
+      [&](const InferenceRun& run) { infer(run, flags); });
 }
 
 }  // namespace megashard

@@ -2,7 +2,9 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -77,19 +79,27 @@ InferenceBatch InferDocuments::read(int64_t first, int64_t last) const {
   return batch;
 }
 
-InferenceBatch InferDocuments::prompts(InferenceBatch batch, int64_t first) const {
+InferenceBatch InferDocuments::prompts(InferenceBatch batch, int64_t first, PromptEnd end) const {
   if (!conversations_) return batch;
   for (auto& text : batch.texts) {
     const auto learnt = conversations_->sample(first).loss_mask;
-    size_t end = text.size();
-    while (end > 0 && learnt[end - 1] == 0) --end;  // behind the answer
-    while (end > 0 && learnt[end - 1] != 0) --end;
-    TORCH_CHECK(end > 0, "conversation ", first, " of ", prefix_,
+    size_t length = text.size();
+    if (end == PromptEnd::kFirstAnswer) {
+      length = static_cast<size_t>(std::ranges::find_if(learnt, std::identity()) - learnt.begin());
+    } else {
+      while (length > 0 && learnt[length - 1] == 0) --length;  // behind the answer
+      while (length > 0 && learnt[length - 1] != 0) --length;
+    }
+    TORCH_CHECK(length > 0, "conversation ", first, " of ", prefix_,
                 " is an answer without a question, so there is nothing to go on from");
-    text.resize(end);
+    text.resize(length);
     ++first;
   }
   return batch;
+}
+
+bool InferDocuments::has_pictures() const {
+  return conversations_ && std::ranges::any_of(conversations_->items(), &ConversationSet::Items::is_input);
 }
 
 void write_column(const std::string& prefix, const std::string& name, const at::Tensor& values) {

@@ -13,7 +13,13 @@
 
 namespace megashard {
 
-/// What `megashard infer` runs a model over: the documents of a .bin/.idx pair, or conversations
+/// Where a conversation's prompt ends.
+enum class PromptEnd {
+  kFirstAnswer,  ///< before the first learnt token; a conversation without one is a prompt as a whole
+  kLastAnswer,   ///< before the last learnt part
+};
+
+/// What `megashard infer` and `generate` run a model over: the documents of a .bin/.idx pair, or conversations
 /// with pictures (PREFIX.vision.safetensors), whichever has the prefix.
 class InferDocuments {
  public:
@@ -23,8 +29,9 @@ class InferDocuments {
   /// Documents [first, last), conversations with their pictures. Throws an error for one that is
   /// too long or empty, or has a token of another vocabulary.
   InferenceBatch read(int64_t first, int64_t last) const;
-  /// What read() gave of them, each conversation up to its last answer.
-  InferenceBatch prompts(InferenceBatch batch, int64_t first) const;
+  /// What read() gave of them, each conversation up to `end`. Throws for one that begins with an answer.
+  InferenceBatch prompts(InferenceBatch batch, int64_t first, PromptEnd end) const;
+  bool has_pictures() const;
   int64_t size() const;
   int64_t tokens() const;                   ///< of all
   int64_t tokens_of(int64_t number) const;  ///< of a document or conversation

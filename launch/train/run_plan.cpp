@@ -149,7 +149,7 @@ RunPlan plan_run(CommandLine line, const RunParts& parts, const RendezvousOption
   });
   const bool data_may_follow = !applied && (line.worker || line.mindspeed);
   if (parts.data && !parts.schedule && arguments.data_path.size() != 1 && !data_may_follow) {
-    line.mistakes.add("infer reads one data set; give --data-path PREFIX of a .bin/.idx pair or of conversations.",
+    line.mistakes.add("inference reads one data set; give --data-path PREFIX of a .bin/.idx pair or of conversations.",
                       {"--data-path"});
   }
   if (!applied) line.mistakes.throw_if_any();  // without it much would seem to be missing

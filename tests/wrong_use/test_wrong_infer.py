@@ -61,7 +61,7 @@ CASES = {
     "a file name forgotten": (infer("--log-probs"), USAGE, "--log-probs has no value"),
     "no data": (infer(*LOG_PROBS, data=None), USAGE, "give --data-path PREFIX"),
     "two data sets": (infer(*LOG_PROBS, "--data-path", "{folder}/long", "{folder}/foreign", data=None), USAGE,
-                      "infer reads one data set"),
+                      "inference reads one data set"),
     "a folder as data": (infer(*LOG_PROBS, data="empty"), USAGE, "it is a folder; give the prefix"),
     "text as data": (infer(*LOG_PROBS, data="text.txt"), USAGE, "is text, and training reads tokens"),
     "tokens of another tokenizer": (
@@ -97,10 +97,10 @@ def test_without_a_model_all_of_it_is_asked_for(places):
 def test_all_that_is_missing_is_told_at_once(places):
     done = run("infer", "--hf-model", places / "whole", "--generate", "2")
     parts = ["--generate N and --generated FILE.npy belong together; give both.", "--seq-length is missing",
-             "infer reads one data set; give --data-path PREFIX"]
+             "inference reads one data set; give --data-path PREFIX"]
     assert done.returncode == USAGE and all(part in line for part, line in zip(parts, done.stderr.splitlines()[1:]))
     done = run("infer", "--use-checkpoint-args")
-    parts = ["--use-checkpoint-args needs --load", "infer reads one data set", "there is nothing to do"]
+    parts = ["--use-checkpoint-args needs --load", "inference reads one data set", "there is nothing to do"]
     assert done.returncode == USAGE and all(part in line for part, line in zip(parts, done.stderr.splitlines()[1:]))
 
 
