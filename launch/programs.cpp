@@ -42,6 +42,7 @@ std::string unknown_subcommand(const std::string& name);
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> all = {
       {"convert", "converts checkpoints and Hugging Face directories", run_convert},
+      {"generate", "samples answers to prompts, for training on them", run_generate},
       {"infer", "log-probabilities and continuations of a data set", run_infer},
       {"inspect", "shows, checks and compares checkpoints", run_inspect},
       {"models", "the families of models, and how each can be trained", run_models},

@@ -93,7 +93,7 @@ constexpr std::array kNames = std::to_array<std::pair<const char*, const char*>>
     {"lora-rank", "here it is --lora-r"},
     // flags for generation
     {"prompt", "the programs take tokens; `launch/ask.py MODEL_DIR TEXT` asks in text"},
-    {"max-new-tokens", "here it is --generate"},
+    {"max-new-tokens", "`megashard generate` has it, and for infer it is --generate"},
 });
 
 }  // namespace

@@ -7,6 +7,8 @@ namespace megashard {
 
 /// `megashard convert CONVERTER --flag value ...`; flags may use `_` for `-`.
 int run_convert(int argc, char** argv);
+/// `megashard generate`: samples answers to prompts, and writes them as a set of conversations.
+int run_generate(int argc, char** argv);
 /// `megashard infer`: log-probabilities of a data set and greedy continuations.
 int run_infer(int argc, char** argv);
 /// `megashard inspect PATH`, or `--diff A B`: shows, verifies or compares checkpoints of any format. Returns 1 for

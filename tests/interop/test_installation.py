@@ -227,8 +227,9 @@ def test_cmake_finds_it(tmp_path, installed):
 def test_manual_pages_are_pages(tmp_path, installed):
     pages = sorted((installed[0] / "share" / "man" / "man1").glob("*.1"))
     assert [page.name for page in pages] == [
-        "megashard-convert.1", "megashard-infer.1", "megashard-inspect.1", "megashard-launch.1",
-        "megashard-models.1", "megashard-plan.1", "megashard-pretrain.1", "megashard-report.1", "megashard.1"]
+        "megashard-convert.1", "megashard-generate.1", "megashard-infer.1", "megashard-inspect.1",
+        "megashard-launch.1", "megashard-models.1", "megashard-plan.1", "megashard-pretrain.1",
+        "megashard-report.1", "megashard.1"]
     for page in pages:
         lines = page.read_text().splitlines()
         assert lines[0].startswith(f'.TH {page.stem} 1 ') and lines[1] == ".SH NAME"
