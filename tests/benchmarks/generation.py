@@ -49,8 +49,9 @@ def main():
                 figures.append(measure(args, folder, name))
         tokens = [load_file(folder / name / "answers.vision.safetensors")["tokens"] for name in runs]
     ratios = sorted(fast / slow for fast, slow in zip(*runs.values()))
-    print(f"tokens/s {statistics.median(runs['kept']):.0f} kept, {statistics.median(runs['recomputed']):.0f} recomputed, "
-          f"ratio {statistics.median(ratios):.1f} ({ratios[0]:.1f} .. {ratios[-1]:.1f}); "
+    kept, recomputed = (statistics.median(figures) for figures in runs.values())
+    print(f"tokens/s {kept:.0f} kept, {recomputed:.0f} recomputed, ratio "
+          f"{statistics.median(ratios):.1f} ({ratios[0]:.1f} .. {ratios[-1]:.1f}); "
           f"{'the same' if tokens[0].equal(tokens[1]) else 'other'} tokens")
 
 
