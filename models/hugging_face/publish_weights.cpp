@@ -1,8 +1,12 @@
 #include "models/hugging_face/publish_weights.h"
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/publishing/published_steps.h"
 #include "checkpoint/steps/async_saver.h"
@@ -40,14 +44,34 @@ class WeightPublisher final : public Listener {
     });
   }
 
-  void training_starts(const TrainingRun& run) override { publish(run.step); }
-  void gradients_ready(int64_t /*step*/) override { saver_.before_changes(); }
-  void weights_updated(int64_t step) override {
-    if (step % arguments_.publish_interval == 0) publish(step);
+  void training_starts(const TrainingRun& run) override {
+    print_ = run.print;
+    publish(run.step);
   }
-  void steps_ended(int64_t /*step*/) override { saver_.wait(); }
+  void gradients_ready(int64_t /*step*/) override {
+    timed([this] { saver_.before_changes(); });
+  }
+  void weights_updated(int64_t step) override {
+    if (step % arguments_.publish_interval != 0) return;
+    waits_.push_back({});
+    timed([&] { publish(step); });
+  }
+  void steps_ended(int64_t /*step*/) override {
+    saver_.wait();
+    if (waits_.empty()) return;
+    const Milliseconds most = std::ranges::max(waits_);
+    print_(c10::str("published ", waits_.size(), " steps, for which training waited ", most.count(), " ms at most"));
+  }
 
  private:
+  using Milliseconds = std::chrono::duration<double, std::milli>;
+
+  template <class Work>
+  void timed(const Work& work) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    if (!waits_.empty()) waits_.back() += std::chrono::steady_clock::now() - begin;
+  }
   void publish(int64_t step) {
     HfWeights weights = arguments_.lora_r ? adapter_weights(model_, arguments_)
                                           : whole_weights(model_, arguments_, /*packs_experts=*/false);
@@ -63,6 +87,8 @@ class WeightPublisher final : public Listener {
   const Arguments& arguments_;
   std::shared_ptr<PublishedSteps> steps_;  // shared with the thread
   AsyncSaver saver_;
+  std::vector<Milliseconds> waits_;  // of training for each step that was published
+  std::function<void(const std::string&)> print_;
 };
 
 }  // namespace

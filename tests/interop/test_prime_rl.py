@@ -237,3 +237,38 @@ def test_it_stops_while_it_waits(base, tmp_path, steps):
     os.killpg(started.pid, signal.SIGTERM)
     out, _ = started.communicate(timeout=60)
     assert (tmp_path / "checkpoints" / megashard.TRACKER).read_text().strip() == "1", out[-2000:]
+
+
+def test_a_rule_is_learnt(tmp_path):
+    """An orchestrator samples a toy task with transformers; the trainer is killed three times, and the reward rises
+    from chance to 0.9."""
+    import prime_orchestrator
+
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=prime_orchestrator.WORDS, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=32))
+    model.save_pretrained(tmp_path / "base")
+    command = [*megashard.launch(2, "rl", tmp_path), *(
+        f"--hf-model {tmp_path}/base --seq-length 1024 --train-iters 200 --lr 3e-3 --min-lr 3e-3 --lr-decay-style constant "
+        f"--weight-decay 0 --save {tmp_path}/checkpoints --load {tmp_path}/checkpoints --save-interval 1 "
+        "--tokenizer-type NullTokenizer --vocab-size 11 --prime-kl-tau 0 " + megashard.RUN).split()]
+    start = lambda: subprocess.Popen(list(map(str, command)), env=megashard.environment(), start_new_session=True,
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    trainer, step, random = start(), 0, torch.Generator().manual_seed(1)
+    orchestrator = prime_orchestrator.Orchestrator(tmp_path, model, ranks=2)
+    try:
+        while len(orchestrator.rewards) < 200 and (not orchestrator.rewards or orchestrator.rewards[-1] < 0.95):
+            orchestrator.wait_for_weights(step)
+            step += 1
+            orchestrator.roll_out(step)
+            if step in (5, 12, 20):  # somewhere within the step, or behind it
+                time.sleep(float(torch.rand(1, generator=random)) * 0.3)
+                os.killpg(trainer.pid, signal.SIGKILL)
+                trainer.wait()
+                trainer = start()
+    finally:
+        os.killpg(trainer.pid, signal.SIGKILL)
+        trainer.wait()
+    assert orchestrator.rewards[0] < 0.2 and orchestrator.rewards[-1] >= 0.9, orchestrator.rewards
+    print(f"rewards from {orchestrator.rewards[0]:.2f} to {orchestrator.rewards[-1]:.2f} in {step} steps")
