@@ -107,7 +107,7 @@ void check_rollouts(const Arguments& arguments, Mistakes& rules) {
                 "--rollouts decides how many answers a step has; give --train-iters, without --train-samples and "
                 "--rampup-batch-size.");
   rules.require(arguments.objective != kNextToken || arguments.is_given("objective"),
-                "--rollouts are sampled answers with advantages; give --objective prime-rl, or policy, or another.");
+                "--rollouts are sampled answers; give --objective prime-rl, or policy, or another.");
 }
 
 void check_sources(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink, Mistakes& rules) {

@@ -32,6 +32,14 @@ CASES = {
     "a loss that is no number": ([*PRETRAIN, *MOCK, "--lr", "1e30"], FAILURE, "lower the learning rate"),
     "the sample of such a loss": ([*PRETRAIN, *MOCK, "--lr", "1e30"], FAILURE,
                                   "at iteration 2, in micro batch 1 of 2 (sample 2 of "),
+    "rollouts and data": ([*DATA, "{folder}/good", "--rollouts", "{folder}/none"], USAGE, "and --rollouts exclude each"),
+    "rollouts without a loss": ([*PRETRAIN, *RATE, "--rollouts", "{folder}/none"], USAGE, "give --objective prime-rl"),
+    "rollouts for so many samples": ([*RATE, "--rollouts", "{folder}/none", "--objective", "policy", "--train-samples",
+                                      "8", *PRETRAIN], USAGE, "give --train-iters, without --train-samples"),
+    "weights for nobody's model": ([*PRETRAIN, *MOCK, *RATE, "--publish-weights", "{folder}/out"], USAGE,
+                                   "--publish-weights needs --hf-model"),
+    "an interval without weights": ([*PRETRAIN, *MOCK, *RATE, "--publish-interval", "2"], USAGE,
+                                    "--publish-interval needs --publish-weights"),
     # too little
     "the default split of a small set": ([*EVALUATED, "--data-path", "{sets}/small"], USAGE,
                                          '--split 969,30,1 leaves the test split no document of "{sets}/small", which '
