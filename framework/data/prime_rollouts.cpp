@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -122,6 +123,12 @@ void PrimeRollouts::check(const MicroBatch& each, size_t index) const {
     const size_t size = each[field].size();
     TORCH_CHECK(size == tokens || (size == 0 && field >= kFirstOptional), where(), " has ", size, " values of ",
                 kFieldNames[field], " for ", tokens, " tokens");
+  }
+  constexpr double kMost = 1 << 30;
+  for (const Field field : {kInputIds, kPositions, kSeqLens}) {
+    const auto is_count = [](double value) { return value >= 0 && value < kMost && value == std::floor(value); };
+    TORCH_CHECK(std::ranges::all_of(each[field], is_count), where(), " has ", kFieldNames[field],
+                " that are no whole numbers from 0 on");
   }
   const auto& lengths = each[kSeqLens];
   const bool are_positive = std::ranges::all_of(lengths, [](double length) { return length > 0; });

@@ -18,8 +18,6 @@ int run_inspect(int argc, char** argv);
 int run_models(int argc, char** argv);
 /// `megashard plan`: predicts from a few steps on a device without memory whether a training fits and how fast it is.
 int run_plan(int argc, char** argv);
-/// `megashard rl RUN ...`: `megashard pretrain` on the rollouts in RUN/rollouts, with the weights in RUN/broadcasts.
-int run_rl(int argc, char** argv);
 /// `megashard report RUN...`: an HTML page about runs from their files.
 int run_report(int argc, char** argv);
 

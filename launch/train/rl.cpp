@@ -4,8 +4,6 @@
 #include <vector>
 
 #include "framework/diagnostics.h"
-#include "launch/plan/dry_run.h"
-#include "launch/shell/subcommands.h"
 #include "launch/train/pretrain.h"
 
 namespace megashard {
@@ -36,7 +34,7 @@ bool gives(const std::vector<std::string>& words, const std::string& flag) {
 
 }  // namespace
 
-int run_rl(int argc, char** argv) {
+int run_rl(int argc, char** argv, DryRun dry_run) {
   const std::string run = argc > 1 ? argv[1] : "--help";
   if (run == "--help" || run == "-h") {
     std::cout << kHelp;
@@ -54,7 +52,7 @@ int run_rl(int argc, char** argv) {
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
-  return run_pretrain(static_cast<int>(words.size()), pointers.data(), run_dry_run);
+  return run_pretrain(static_cast<int>(words.size()), pointers.data(), dry_run);
 }
 
 }  // namespace megashard

@@ -22,6 +22,7 @@ import uuid
 import zipfile
 import zlib
 
+import msgspec
 import numpy as np
 import safetensors.torch
 import torch
@@ -211,8 +212,15 @@ def texts():
     seed("command_line", "underscores", "--micro_batch_size\n4\n--no-load-optim\n--split\n98,1,1\n--lr\n1e-4\n")
 
 
+def rollouts():
+    fields = [[5, 6, 7], [False, True, True], [0.5] * 3, [-1.5] * 3, [0, 1, 2], [3], [1.0, 0.5, 2.0], ["a"] * 3, [1, 2]]
+    seed("prime_rollouts", "short", msgspec.msgpack.encode([fields]))
+    seed("prime_rollouts", "whole",
+         msgspec.msgpack.encode([[*fields, [-2.0] * 3, None, None, None, [1.0] * 3, None, [0.0] * 3]] * 2))
+
+
 def main():
-    for write in (pickles, torch_files, metadata, manifests, hugging_face, tokens, texts):
+    for write in (pickles, torch_files, metadata, manifests, hugging_face, tokens, rollouts, texts):
         write()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

@@ -32,6 +32,7 @@
 #include "framework/arguments/nearest_name.h"
 #include "framework/data/conversation_dataset.h"
 #include "framework/data/indexed_dataset.h"
+#include "framework/data/prime_rollouts.h"
 #include "framework/modules/fsdp2_config.h"
 #include "launch/arguments/argument_file.h"
 #include "launch/arguments/command_line.h"
@@ -184,6 +185,13 @@ void fuzz_token_index(std::string_view bytes) {
   }
 }
 
+void fuzz_prime_rollouts(std::string_view bytes) {
+  static const ChangingFile file("rank_0.bin");
+  file.write(bytes);
+  const PrimeRollouts rollouts(file.path());
+  for (int64_t i = 0; i < rollouts.size(); ++i) rollouts.collate({i}, {.seq_length = 64, .vocab_size = 1000});
+}
+
 void fuzz_picture_set(std::string_view bytes) {
   static const ChangingFile file("set.vision.safetensors");
   file.write(bytes);
@@ -257,6 +265,7 @@ constexpr Target kTargets[] = {
     {"hf_config", fuzz_hf_config},
     {"token_index", fuzz_token_index},
     {"picture_set", fuzz_picture_set},
+    {"prime_rollouts", fuzz_prime_rollouts},
     {"data_args", fuzz_data_args},
     {"fsdp2_yaml", fuzz_fsdp2_yaml},
     {"argument_file", fuzz_argument_file},

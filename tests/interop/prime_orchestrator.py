@@ -1,7 +1,7 @@
 """An orchestrator of prime-rl's protocol in small: samples with transformers, rewards by a rule, writes rollouts.
 
-The task: a prompt is a digit d and ":", and each of three answer tokens ought to be (d + 1) modulo 10. The reward is the
-share of right tokens.
+The task: a prompt is a digit d and ":", and each of three answer tokens ought to be (d + 1) modulo 10. The reward is
+the share of right tokens.
 """
 import pathlib
 import time

@@ -141,7 +141,7 @@ def test_published_changes(base, tmp_path, steps):
     found = read_step(broadcasts / "step_4")
     assert list(broadcasts.glob("step_4/delta-*")) and found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    checksums = [json.loads((each / "broadcasts" / "step_4" / "checksums.json").read_text()) for each in (tmp_path, whole)]
+    checksums = [(each / "broadcasts" / "step_4" / "checksums.json").read_text() for each in (tmp_path, whole)]
     assert checksums[0] == checksums[1]
     damaged = next(broadcasts.glob("step_4/delta-00001*"))
     data = bytearray(damaged.read_bytes())
@@ -250,8 +250,8 @@ def test_a_rule_is_learnt(tmp_path):
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=32))
     model.save_pretrained(tmp_path / "base")
     command = [*megashard.launch(2, "rl", tmp_path), *(
-        f"--hf-model {tmp_path}/base --seq-length 1024 --train-iters 200 --lr 3e-3 --min-lr 3e-3 --lr-decay-style constant "
-        f"--weight-decay 0 --save {tmp_path}/checkpoints --load {tmp_path}/checkpoints --save-interval 1 "
+        f"--hf-model {tmp_path}/base --seq-length 1024 --train-iters 200 --lr 3e-3 --min-lr 3e-3 "
+        f"--lr-decay-style constant --weight-decay 0 --save {tmp_path}/checkpoints --load {tmp_path}/checkpoints --save-interval 1 "
         "--tokenizer-type NullTokenizer --vocab-size 11 --prime-kl-tau 0 " + megashard.RUN).split()]
     start = lambda: subprocess.Popen(list(map(str, command)), env=megashard.environment(), start_new_session=True,
                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
