@@ -272,3 +272,15 @@ def test_a_rule_is_learnt(tmp_path):
         trainer.wait()
     assert orchestrator.rewards[0] < 0.2 and orchestrator.rewards[-1] >= 0.9, orchestrator.rewards
     print(f"rewards from {orchestrator.rewards[0]:.2f} to {orchestrator.rewards[-1]:.2f} in {step} steps")
+
+
+def test_the_example_learns_and_goes_on(tmp_path):
+    def rewards(until):
+        out = megashard.run(sys.executable, megashard.ROOT / "launch" / "examples" / "rl_arithmetic.py", tmp_path,
+                            "--until", until, env=megashard.environment(MEGASHARD_BIN=str(megashard.PROGRAM))).stdout
+        return [(int(line.split()[1][:-1]), float(line.split()[-1])) for line in out.splitlines()]
+
+    first = rewards(0.15)
+    assert first[0][1] < 0.13 and first[-1][1] >= 0.15
+    second = rewards(0.2)
+    assert second[0][0] == first[-1][0] + 1 and second[0][1] > 0.12 and second[-1][1] >= 0.2
