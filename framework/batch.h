@@ -40,6 +40,14 @@ inline constexpr const char* kLossMask = "loss_mask";              ///< [B, T] f
 inline constexpr const char* kTokenMask = "token_mask";            ///< [B, T] bool: false for padding
 inline constexpr const char* kLogitTemperatures = "temperatures";  ///< [B, T] float32: divide a position's logits
 inline constexpr const char* kLossWeights = "loss_weights";        ///< [B, T] float32: ModelOutput::weighted_loss
+/// [K, B, T] int64: tokens that a teacher found likeliest at the place of each label.
+inline constexpr const char* kTeacherTokens = "teacher_topk_ids";
+
+/// What a loss asks of a model for each token besides the token's own loss.
+struct Asked {
+  bool entropies = false;          ///< ModelOutput::entropies
+  bool teacher_log_probs = false;  ///< ModelOutput::teacher_log_probs, of the column kTeacherTokens
+};
 
 /// One micro batch, from the data loader to the model: B samples of T tokens in named columns. A data set adds columns
 /// of its own (pixel_values, ref_log_probs); all of them are concatenated, moved and cut by their axis.
@@ -51,6 +59,7 @@ struct Batch {
   SequenceShard sequence{};  ///< if it is cut: the columns hold this rank's T rows of each sequence
   std::shared_ptr<const InputPlan> plan{};
   bool is_prepared = false;  ///< MultiModalModule::prepare has run
+  Asked asked{};
 
   /// The column's tensor; undefined if there is no such column.
   at::Tensor find(std::string_view name) const;
@@ -100,6 +109,9 @@ struct AuxTerm {
 struct ModelOutput {
   at::Tensor logits{};        ///< [B, T, V]; without labels
   at::Tensor token_losses{};  ///< [B, T] fp32, -log p(label); with labels
+  at::Tensor values{};        ///< [B, T] fp32: what a score head makes of each token; such a model has no other output
+  at::Tensor entropies{};     ///< [B, T] fp32, of the distributions that the labels are from; if asked for
+  at::Tensor teacher_log_probs{};  ///< [K, B, T] fp32: log-probabilities of kTeacherTokens; if asked for
   /// Scalar: the sum of loss_weights * token_losses, where the batch has that column and the model makes the head's
   /// gradients in forward; token_losses have no gradient then. A model need not: the objective's sum has the same one.
   at::Tensor weighted_loss{};
@@ -109,6 +121,9 @@ struct ModelOutput {
   void visit_tensors(F&& f) {
     f(logits);
     f(token_losses);
+    f(values);
+    f(entropies);
+    f(teacher_log_probs);
     f(weighted_loss);
     for (AuxTerm& term : aux) f(term.value);
   }

@@ -17,6 +17,7 @@ namespace megashard {
 
 /// Hugging Face's name of the output projection, and the end of that of the embeddings.
 inline constexpr const char* kHeadWeight = "lm_head.weight";
+inline constexpr const char* kScoreWeight = "score.weight";
 inline constexpr const char* kEmbeddingsWeight = "embed_tokens.weight";
 
 /// A box of a model's tensor, and where a tensor of the files has it.

@@ -147,6 +147,11 @@ void check_objective(const Arguments& arguments, Mistakes& rules) {
   rules.require(!arguments.loss_by_weights || arguments.objective != kNextToken,
                 "--loss-by-weights computes the weights of a loss first, and those of --objective next-token are "
                 "known; leave it out.");
+  const auto needs = make_objective(arguments.objective, arguments.objective_options)->needs();
+  const bool by_losses = !needs.values && !needs.asked.entropies && !needs.asked.teacher_log_probs;
+  rules.require(!arguments.loss_by_weights || by_losses,
+                "--loss-by-weights weighs the tokens' losses, and --objective " + arguments.objective +
+                    " is a function of more than these; leave it out.");
 }
 
 void check_length(const Arguments& arguments, Mistakes& rules) {

@@ -138,6 +138,7 @@ Datasets build_splits(const DataSource& source, const SplitShares& shares, const
                                .shuffles = options.shuffle_conversations,
                                .packs = options.neat_packing,
                                .group = options.group,
+                               .last_tokens = options.last_tokens,
                                .num_samples = sizes[i]});
   }
   return built;

@@ -49,24 +49,44 @@ at::Tensor need_tensor(const SafetensorsFile& file, const std::string& name, at:
   return file.tensor(name);
 }
 
-/// Writes a conversation to the batch, from token `begin` on. The last token is only a label.
+at::Tensor need_column(const SafetensorsFile& file, const std::string& name, int64_t tokens) {
+  const auto& info = file.info(name);
+  const bool is_integer = info.dtype == at::kInt || info.dtype == at::kLong;
+  const bool fits = info.sizes.size() == 2 ? is_integer || info.dtype == at::kFloat
+                                           : info.sizes.size() == 1 && info.dtype == at::kFloat;
+  TORCH_CHECK(fits && info.sizes[0] == tokens, file.path(), ": ", name, " must have a value for each of the ", tokens,
+              " tokens, float32, or several, [tokens, K] of float32, int32 or int64; got ", info.dtype, " ",
+              c10::IntArrayRef(info.sizes));
+  return file.tensor(name);
+}
+
+/// Writes a conversation to a row of the batch, from token `begin` on. The last token is only a label, or with
+/// `last_tokens` an input, and the one that loss_mask marks.
 void write_conversation(const ConversationSet::Sample& sample, const std::vector<std::string>& names,
-                        const Batch& batch, int64_t begin) {
-  const size_t count = sample.tokens.size() - 1;
-  auto* tokens = batch.tokens().mutable_data_ptr<int64_t>() + begin;
-  auto* labels = batch.labels().mutable_data_ptr<int64_t>() + begin;
-  auto* mask = batch.at(kLossMask).mutable_data_ptr<float>() + begin;
-  for (size_t i = 0; i < count; ++i) {
+                        const Batch& batch, int64_t row, int64_t begin, bool last_tokens) {
+  const size_t labels_count = sample.tokens.size() - 1, count = labels_count + (last_tokens ? 1 : 0);
+  const int64_t first = row * batch.tokens().size(1) + begin;
+  auto* tokens = batch.tokens().mutable_data_ptr<int64_t>() + first;
+  auto* labels = batch.labels().mutable_data_ptr<int64_t>() + first;
+  auto* mask = batch.at(kLossMask).mutable_data_ptr<float>() + first;
+  for (size_t i = 0; i < labels_count; ++i) {
     tokens[i] = sample.tokens[i];
     labels[i] = sample.tokens[i + 1];
-    mask[i] = sample.loss_mask[i + 1] == 0 ? 0.0F : 1.0F;
+    mask[i] = last_tokens || sample.loss_mask[i + 1] == 0 ? 0.0F : 1.0F;
   }
-  for (size_t column = 0; column < sample.columns.size(); ++column)
-    std::ranges::copy(sample.columns[column].subspan(1), batch.at(names[column]).mutable_data_ptr<float>() + begin);
-  std::fill_n(batch.token_mask().mutable_data_ptr<bool>() + begin, count, true);
+  if (last_tokens) {
+    tokens[labels_count] = sample.tokens.back();
+    mask[labels_count] = 1.0F;
+  }
+  for (size_t column = 0; column < sample.columns.size(); ++column) {
+    const at::Tensor values = sample.columns[column].slice(0, 1);
+    const at::Tensor place = batch.at(names[column]).select(-2, row).narrow(-1, begin, values.size(0));
+    place.copy_(values.dim() == 2 ? values.t() : values);
+  }
+  std::fill_n(batch.token_mask().mutable_data_ptr<bool>() + first, count, true);
   const at::Tensor position_ids = batch.position_ids();
   if (!position_ids.defined()) return;
-  auto* positions = position_ids.mutable_data_ptr<int64_t>() + begin;
+  auto* positions = position_ids.mutable_data_ptr<int64_t>() + first;
   std::iota(positions, positions + count, int64_t{0});
 }
 
@@ -82,10 +102,8 @@ ConversationSet::ConversationSet(const std::string& prefix) : prefix_(prefix), f
   TORCH_CHECK(!sample_ends_.empty(), file_.path(), ": sample_ends must not be empty");
   for (const auto& info : file_.tensors()) {
     if (!info.name.starts_with(kColumnPrefix)) continue;
-    columns_.push_back(need_tensor(file_, info.name, at::kFloat, 1));
+    columns_.push_back(need_column(file_, info.name, tokens_.size(0)));
     column_names_.push_back(info.name.substr(kColumnPrefix.size()));
-    TORCH_CHECK(columns_.back().size(0) == tokens_.size(0), file_.path(), ": ", info.name,
-                " must have a value for each of the ", tokens_.size(0), " tokens");
   }
   read_items();
   if (file_.contains("image_ends") || file_.contains("image_grid_thw") || file_.contains("pixel_values"))
@@ -192,8 +210,7 @@ ConversationSet::Sample ConversationSet::sample(int64_t sample) const {
                 .loss_mask = {loss_mask_.const_data_ptr<uint8_t>() + first_token, static_cast<size_t>(count)},
                 .columns = {},
                 .items = {}};
-  for (const at::Tensor& column : columns_)
-    result.columns.emplace_back(column.const_data_ptr<float>() + first_token, static_cast<size_t>(count));
+  for (const at::Tensor& column : columns_) result.columns.push_back(column.narrow(0, first_token, count));
   for (const Items& each : items_) {
     const int64_t first = at == 0 ? 0 : each.ends[at - 1];
     result.items.push_back(each.values.narrow(0, first, each.ends[at] - first));
@@ -215,16 +232,20 @@ void add_items(Batch& batch, const ConversationSet& set, std::span<const Convers
 }
 
 ConversationDataset::ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options)
-    : set_(std::move(set)), first_(options.first), last_(options.last), packs_(options.packs) {
+    : set_(std::move(set)),
+      first_(options.first),
+      last_(options.last),
+      packs_(options.packs),
+      last_tokens_(options.last_tokens) {
   const int64_t count = options.last - options.first;
   TORCH_CHECK(count > 0, "the ", options.split_name, " split of \"", set_->prefix(), "\" has none of its ",
               set_->size(), " conversations; give it a larger share by --split");
   for (int64_t i = options.first; i < options.last; ++i) {
     const int64_t tokens = set_->tokens_of(i);
-    TORCH_CHECK(tokens > 1 && tokens <= options.seq_length + 1, "conversation ", i, " of \"", set_->prefix(), "\" has ",
-                tokens,
-                " tokens, pictures included; it must have from 2 to --seq-length + 1 = ", options.seq_length + 1,
-                ": raise --seq-length, or write the set with a smaller --max-length");
+    const int64_t most = options.seq_length + (last_tokens_ ? 0 : 1);
+    TORCH_CHECK(tokens > 1 && tokens <= most, "conversation ", i, " of \"", set_->prefix(), "\" has ", tokens,
+                " tokens, pictures included; it must have from 2 to --seq-length ", last_tokens_ ? "" : "+ 1 ", "= ",
+                most, ": raise --seq-length, or write the set with a smaller --max-length");
   }
   NumpyRandomState random(options.seed);
   std::vector<int64_t> groups(static_cast<size_t>(count / options.group));
@@ -251,7 +272,7 @@ void ConversationDataset::add_epoch(const std::vector<int64_t>& firsts, const Sp
   std::vector<int64_t> lengths;
   for (const int64_t first : firsts) {
     int64_t length = 0;
-    for (int64_t i = 0; i < options.group; ++i) length += set_->tokens_of(first + i) - 1;
+    for (int64_t i = 0; i < options.group; ++i) length += inputs_of(set_->tokens_of(first + i));
     TORCH_CHECK(length <= options.seq_length, "conversations ", first, " to ", first + options.group - 1, " of \"",
                 set_->prefix(), "\" belong together and have ", length,
                 " tokens, which --neat-packing puts in a row: ", "raise --seq-length, or leave out --neat-packing");
@@ -273,7 +294,7 @@ Batch ConversationDataset::collate(const std::vector<int64_t>& indices, const Ba
     int64_t of_row = 0;
     for (const auto& each : conversations(index)) {
       check_tokens(std::vector<int64_t>(each.tokens.begin(), each.tokens.end()), index, options);
-      of_row += std::ssize(each.tokens) - 1;
+      of_row += inputs_of(std::ssize(each.tokens));
       all.push_back(each);
     }
     row_ends.push_back(all.size());
@@ -289,15 +310,22 @@ Batch ConversationDataset::collate(const std::vector<int64_t>& indices, const Ba
   batch.set(kLabels, zeros(at::kLong));
   batch.set(kLossMask, zeros(at::kFloat), Axis::kToken, /*is_input=*/false);
   batch.set(kTokenMask, zeros(at::kBool));
-  for (const std::string& name : set_->column_names())
-    batch.set(name, zeros(at::kFloat), Axis::kToken, /*is_input=*/false);
+  for (size_t i = 0; i < set_->column_names().size(); ++i) {
+    const at::Tensor& column = set_->column(i);
+    const auto type = column.is_floating_point() ? at::kFloat : at::kLong;
+    const auto sizes = column.dim() == 2 ? std::vector{column.size(1), std::ssize(indices), length}
+                                         : std::vector{std::ssize(indices), length};
+    batch.set(set_->column_names()[i], at::zeros(sizes, at::TensorOptions(type).pinned_memory(options.pin_memory)),
+              Axis::kToken,
+              /*is_input=*/false);
+  }
   std::vector<int64_t> documents;
   auto conversation = all.cbegin();
   for (size_t row = 0; row < row_ends.size(); ++row) {
     int64_t column = 0;
     for (const auto end = all.cbegin() + static_cast<int64_t>(row_ends[row]); conversation != end; ++conversation) {
-      write_conversation(*conversation, set_->column_names(), batch, static_cast<int64_t>(row) * length + column);
-      documents.push_back(std::ssize(conversation->tokens) - 1);
+      write_conversation(*conversation, set_->column_names(), batch, static_cast<int64_t>(row), column, last_tokens_);
+      documents.push_back(inputs_of(std::ssize(conversation->tokens)));
       column += documents.back();
     }
     if (column < length) documents.push_back(length - column);

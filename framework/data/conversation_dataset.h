@@ -33,7 +33,8 @@ inline constexpr const char* kConversationsSuffix = ".vision.safetensors";
 ///   video_ends int64 [N]; video_grid_thw int64 [V, 3]; second_per_grid_ts float32 [V]
 ///   pixel_values_videos float32 [patches, pixels of a patch]
 /// and any number of columns for objectives:
-///   column.NAME float32 [S]: one value for each token
+///   column.NAME float32 [S]: one value for each token; or float32, int32 or int64 [S, K]: K for each token, which a
+///   batch has as [K, B, T]
 ///   conversation.NAME float32 [N]: one value for each sample
 /// and any number of kinds of items for a model's encoder:
 ///   items.NAME float32 or int64 [items, ...]; item_ends.NAME int64 [N]
@@ -44,9 +45,9 @@ class ConversationSet {
 
   struct Sample {
     std::span<const int32_t> tokens;
-    std::span<const uint8_t> loss_mask;           ///< 1 for tokens whose loss counts
-    std::vector<std::span<const float>> columns;  ///< in the order of column_names(); one value for each token
-    std::vector<at::Tensor> items;  ///< [items of the sample, ...] of each kind, inside the mapping, as items()
+    std::span<const uint8_t> loss_mask;  ///< 1 for tokens whose loss counts
+    std::vector<at::Tensor> columns;  ///< in the order of column_names(), inside the mapping: [tokens] or [tokens, K]
+    std::vector<at::Tensor> items;    ///< [items of the sample, ...] of each kind, inside the mapping, as items()
   };
   int64_t size() const { return static_cast<int64_t>(sample_ends_.size()); }
   int64_t tokens_of(int64_t sample) const;
@@ -54,6 +55,8 @@ class ConversationSet {
   Sample sample(int64_t sample) const;
   const std::string& prefix() const { return prefix_; }
   const std::vector<std::string>& column_names() const { return column_names_; }
+  /// A column of all tokens, by its place among the names: [S] or [S, K].
+  const at::Tensor& column(size_t place) const { return columns_[place]; }
   /// A column of Axis::kItem. Pictures are some: image_grid_thw, pixel_values, video_grid_thw ...
   struct Items {
     std::string name;
@@ -91,7 +94,9 @@ void add_items(Batch& batch, const ConversationSet& set, std::span<const Convers
 /// one epoch, packed into seq_length by pack_sequences(): each is a document of the batch, its positions start at 0,
 /// and no label crosses into the next. A batch is as long as its longest sample, rounded up to length_multiple; with
 /// `packs` the padding of a row is a document, too; neighbours that stay together are in one row. loss_mask and columns
-/// are shifted like labels: entry i belongs to token i + 1. The flags about documents have no effect.
+/// are shifted like labels: entry i belongs to token i + 1. With `last_tokens` a conversation's last token is an input,
+/// too, with label 0 and zeros in the columns, and loss_mask is 1 for it alone; a conversation then has at most
+/// seq_length tokens. The flags about documents have no effect.
 class ConversationDataset : public SampleDataset {
  public:
   ConversationDataset(std::shared_ptr<const ConversationSet> set, const SplitOptions& options);
@@ -107,12 +112,14 @@ class ConversationDataset : public SampleDataset {
 
  private:
   std::span<const int64_t> numbers_of(int64_t index) const;
+  /// How many of a conversation's tokens are inputs.
+  int64_t inputs_of(int64_t tokens) const { return last_tokens_ ? tokens : tokens - 1; }
   /// Adds the groups of an epoch: of conversations first, first + 1, ...
   void add_epoch(const std::vector<int64_t>& firsts, const SplitOptions& options);
 
   std::shared_ptr<const ConversationSet> set_;
   int64_t first_, last_;
-  bool packs_;
+  bool packs_, last_tokens_;
   std::vector<int64_t> order_;        // conversation numbers of all epochs
   std::vector<int64_t> sample_ends_;  // end of each sample in order_
 };

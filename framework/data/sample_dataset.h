@@ -38,6 +38,7 @@ struct SplitOptions {
   bool shuffles = true;                  ///< conversations only; documents are always shuffled
   bool packs = false;                    ///< conversations only: several in a sample
   int64_t group = 1;                     ///< conversations only: number of neighbours that stay together, in order
+  bool last_tokens = false;              ///< conversations only: every token is an input, loss_mask marks the last one
   std::optional<int64_t> num_samples{};  ///< minimum number of samples; unset: each document or conversation once
 };
 

@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <utility>
+
 namespace megashard {
 
 const std::vector<std::string>& aggregation_names() {
@@ -31,6 +33,15 @@ at::Tensor aggregation_weights(Aggregation mode, const Batch& batch, double leng
     }
   }
   return mask;
+}
+
+Loss aggregated_loss(std::string name, Aggregation mode, double length, const at::Tensor& losses, const Batch& batch) {
+  const at::Tensor& mask = batch.at(kLossMask);
+  const at::Tensor sum = (losses * aggregation_weights(mode, batch, length)).masked_fill(mask == 0, 0).sum();
+  const at::Tensor terms =
+      mode == Aggregation::kTokenMean ? mask.sum() : aggregation_count(mode, batch) / Sequences(batch).ranks();
+  return {.sum = sum,
+          .metrics = {{.name = std::move(name), .sum = sum.detach().to(at::kDouble), .count = terms.to(at::kDouble)}}};
 }
 
 }  // namespace megashard

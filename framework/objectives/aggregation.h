@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/objectives/objectives.h"
 #include "framework/objectives/sequences.h"
 
 namespace megashard {
@@ -22,5 +23,9 @@ at::Tensor aggregation_count(Aggregation mode, const Batch& whole);
 /// [B, T] fp32: what each token's loss is multiplied by, 0 where loss_mask is. `length`: kSeqMeanTokenSumNorm's; 0:
 /// the batch's T.
 at::Tensor aggregation_weights(Aggregation mode, const Batch& batch, double length);
+
+/// The loss of the tokens' losses [B, T] of a micro batch, and its metric. Where loss_mask is 0, `losses` may hold
+/// anything.
+Loss aggregated_loss(std::string name, Aggregation mode, double length, const at::Tensor& losses, const Batch& batch);
 
 }  // namespace megashard

@@ -33,6 +33,14 @@ struct LossInputs {
   const Batch& batch;
   /// Mean of a tensor without gradient over all ranks. Collective.
   std::function<at::Tensor(const at::Tensor&)> mean_over_ranks;
+  at::Tensor values{}, entropies{}, teacher_log_probs{};  ///< as ModelOutput's; those that Needs names
+};
+
+/// What a loss needs besides the tokens' losses and columns.
+struct Needs {
+  bool values = false;       ///< of a model with a score head, which has no token losses
+  bool last_tokens = false;  ///< each sequence's last token is an input, too, and the one whose loss_mask is 1
+  Asked asked{};
 };
 
 /// The loss that training minimises: a function of the tokens' losses -log p(label) (torchtitan's and TRL's loss
@@ -45,6 +53,7 @@ class Objective {
 
   /// Columns that a batch needs besides tokens and labels.
   virtual std::vector<std::string> columns() const = 0;
+  virtual Needs needs() const { return {}; }
   /// How many neighbouring sequences a term needs, which stay together: 2 for pairs.
   virtual int64_t rows_per_term() const { return 1; }
   /// Fp32: how many terms a micro batch with whole sequences has: a scalar, or [means].

@@ -1,6 +1,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/exp.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "framework/objectives/aggregation.h"
 #include "framework/objectives/objectives.h"
 #include "framework/objectives/policy_losses.h"
@@ -21,6 +24,7 @@ struct PolicyOptions {
   double kl = 0;
   KlEstimator estimator = KlEstimator::kK3;
   double most_weight = 0;  // bounds the correction for the inference engine; 0: no correction
+  double entropy = 0;      // weight of the entropy, which is to grow
 };
 
 /// Learning from sampled answers and their advantages: the token losses of policy_losses.h, aggregated over the global
@@ -36,13 +40,13 @@ class Policy final : public Objective {
     if (options_.loss.loss == PolicyLoss::kTopr) names.emplace_back(kScores);
     return names;
   }
+  Needs needs() const override { return {.asked = {.entropies = options_.entropy != 0}}; }
   bool is_over_global_batch() const override { return true; }
   at::Tensor count(const Batch& whole) const override { return aggregation_count(options_.aggregation, whole); }
 
   Loss operator()(const LossInputs& in) const override {
     const Sequences sequences(in.batch);
     const PolicyTokens tokens = tokens_of(in, sequences);
-    const at::Tensor weights = aggregation_weights(options_.aggregation, in.batch, options_.length);
     const PolicyTerms terms = policy_terms(options_.loss, tokens, sequences);
     at::Tensor losses = terms.losses;
     const at::Tensor inferred = in.batch.find(kInferLogProbs);
@@ -52,21 +56,24 @@ class Policy final : public Objective {
     const auto mean = [&](const char* name, const at::Tensor& each) {
       return MetricSum{.name = name, .sum = (each.detach() * tokens.mask).sum().to(at::kDouble), .count = labels};
     };
-    Loss loss{.sum = {}, .metrics = {mean("ppo_kl", tokens.old - now)}};
-    if (terms.clipped.defined()) loss.metrics.push_back(mean("clip_fraction", terms.clipped));
+    std::vector<MetricSum> metrics{mean("ppo_kl", tokens.old - now)};
+    if (terms.clipped.defined()) metrics.push_back(mean("clip_fraction", terms.clipped));
     if (inferred.defined()) {
       const at::Tensor ratio = now - inferred;
-      loss.metrics.push_back(mean("mismatch_kl", ratio.exp() - ratio - 1));
+      metrics.push_back(mean("mismatch_kl", ratio.exp() - ratio - 1));
     }
     if (options_.kl != 0) {
       const at::Tensor kl = kl_terms(options_.estimator, tokens.log_probs, in.batch.at(kRefLogProbs));
       losses = losses + options_.kl * kl;
-      loss.metrics.push_back(mean("kl_loss", kl));
+      metrics.push_back(mean("kl_loss", kl));
     }
-    // Outside the answers columns may hold anything.
-    loss.sum = (losses * weights).masked_fill(tokens.mask == 0, 0).sum();
-    loss.metrics.insert(loss.metrics.begin(), of_all("policy loss", loss.sum, in, sequences));
-    return loss;
+    if (options_.entropy != 0) {
+      losses = losses - options_.entropy * in.entropies;
+      metrics.push_back(mean("entropy", in.entropies));
+    }
+    Loss whole = aggregated_loss("policy loss", options_.aggregation, options_.length, losses, in.batch);
+    std::ranges::move(metrics, std::back_inserter(whole.metrics));
+    return whole;
   }
 
  private:
@@ -79,14 +86,6 @@ class Policy final : public Objective {
                         .scores = {}};
     if (options_.loss.loss == PolicyLoss::kTopr) tokens.scores = sequences.of_tokens(in.batch.at(kScores));
     return tokens;
-  }
-
-  /// The sum over the micro batch's terms.
-  MetricSum of_all(const char* name, const at::Tensor& sum, const LossInputs& in, const Sequences& sequences) const {
-    const at::Tensor terms = options_.aggregation == Aggregation::kTokenMean
-                                 ? in.batch.at(kLossMask).sum()
-                                 : aggregation_count(options_.aggregation, in.batch) / sequences.ranks();
-    return {.name = name, .sum = sum.detach().to(at::kDouble), .count = terms.to(at::kDouble)};
   }
 
   PolicyOptions options_;
@@ -136,7 +135,31 @@ const RegisterObjective kRegisteredPolicy(
           {.flag = "--policy-infer-correction",
            .least = 0,
            .most = 1e3,
-           .help = "weighs tokens by exp(old_log_probs - infer_logprobs), up to this; 0: not"}},
+           .help = "weighs tokens by exp(old_log_probs - infer_logprobs), up to this; 0: not"},
+          {.flag = "--policy-entropy-coefficient",
+           .least = 0,
+           .most = 1e3,
+           .help = "the loss falls by so much of the entropy of the tokens' distributions (entropy_loss_coef)"},
+          {.flag = "--policy-cov-share",
+           .initial = 2e-4,
+           .least = 0,
+           .most = 1,
+           .help = "share of a micro batch's tokens that clip_cov and kl_cov choose (clip_cov_ratio, kl_cov_ratio)"},
+          {.flag = "--policy-cov-low",
+           .initial = 1,
+           .least = -1e9,
+           .most = 1e9,
+           .help = "clip_cov chooses tokens whose covariance is above this (clip_cov_lb)"},
+          {.flag = "--policy-cov-high",
+           .initial = 5,
+           .least = -1e9,
+           .most = 1e9,
+           .help = "clip_cov chooses tokens whose covariance is below this (clip_cov_ub)"},
+          {.flag = "--policy-cov-kl",
+           .initial = 1,
+           .least = 0,
+           .most = 1e3,
+           .help = "weight of the log ratio of the tokens that kl_cov chooses (ppo_kl_coef)"}},
      .make = [](const std::vector<double>& given) {
        PolicyOptions options;
        options.loss = {.loss = static_cast<PolicyLoss>(given[0]),
@@ -144,12 +167,17 @@ const RegisterObjective kRegisteredPolicy(
                        .clip_high = given[4],
                        .dual_clip = given[5],
                        .tau = given[6],
-                       .tau_negative = given[7]};
+                       .tau_negative = given[7],
+                       .cov_share = given[12],
+                       .cov_low = given[13],
+                       .cov_high = given[14],
+                       .cov_kl = given[15]};
        options.aggregation = static_cast<Aggregation>(given[1]);
        options.length = given[2];
        options.kl = given[8];
        options.estimator = static_cast<KlEstimator>(given[9]);
        options.most_weight = given[10];
+       options.entropy = given[11];
        return std::make_unique<Policy>(options);
      }});
 

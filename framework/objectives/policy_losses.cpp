@@ -7,8 +7,11 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/rand_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/where.h>
+
+#include <limits>
 
 namespace megashard {
 namespace {
@@ -67,11 +70,41 @@ PolicyTerms by_divergence(const at::Tensor& ratio, const PolicyLossOptions& opti
   return {-tokens.advantages * weight * tokens.log_probs * counts, counts.logical_not()};
 }
 
+/// (A - mean A) (log p - mean log p), of the means over the micro batch's tokens: [B, T] without gradient.
+at::Tensor covariances(const PolicyTokens& tokens, const Sequences& sequences) {
+  TORCH_CHECK(sequences.ranks() == 1, "--policy-loss clip_cov and kl_cov choose among all tokens of a micro batch: "
+                                      "leave out --context-parallel-size");
+  const at::Tensor outside = tokens.mask == 0, count = tokens.mask.sum().clamp_min(1);
+  const auto centred = [&](const at::Tensor& x) { return x - x.masked_fill(outside, 0).sum() / count; };
+  return centred(tokens.advantages) * centred(tokens.log_probs.detach());
+}
+
+/// The share of the micro batch's tokens that have the largest `scores`, at least one, and only where `may`.
+at::Tensor largest(const at::Tensor& scores, const at::Tensor& may, double share, const at::Tensor& mask) {
+  const at::Tensor most = (mask.sum().to(at::kDouble) * share).floor().clamp_min(1);
+  const at::Tensor order = scores.masked_fill(may.logical_not(), -std::numeric_limits<double>::infinity()).flatten();
+  const at::Tensor places = order.argsort(0, /*descending=*/true).argsort();
+  return (places < most).view_as(may).logical_and(may);
+}
+
+PolicyTerms without_covariant(const at::Tensor& ratio, const PolicyLossOptions& options, const PolicyTokens& tokens,
+                              const Sequences& sequences) {
+  PolicyTerms terms = clipped_ratio(ratio, options, tokens.advantages);
+  const at::Tensor covariance = covariances(tokens, sequences);
+  const at::Tensor may = (covariance > options.cov_low)
+                             .logical_and(covariance < options.cov_high)
+                             .logical_and(terms.clipped.logical_not())
+                             .logical_and(tokens.mask > 0);
+  terms.clipped = largest(at::rand_like(covariance), may, options.cov_share, tokens.mask);
+  terms.losses = terms.losses.masked_fill(terms.clipped, 0);
+  return terms;
+}
+
 }  // namespace
 
 const std::vector<std::string>& policy_loss_names() {
-  static const std::vector<std::string> names{"ppo",    "gspo", "cispo",    "reinforce", "tis",    "topr",
-                                              "kimi15", "sapo", "geo_mean", "dppo_tv",   "dppo_kl"};
+  static const std::vector<std::string> names{"ppo",  "gspo",     "cispo",   "reinforce", "tis",      "topr",  "kimi15",
+                                              "sapo", "geo_mean", "dppo_tv", "dppo_kl",   "clip_cov", "kl_cov"};
   return names;
 }
 
@@ -103,6 +136,13 @@ PolicyTerms policy_terms(const PolicyLossOptions& options, const PolicyTokens& t
     }
     case PolicyLoss::kGeoMean:
       return geometric_mean(log_ratio, options, tokens, sequences);
+    case PolicyLoss::kClipCov:
+      return without_covariant(ratio, options, tokens, sequences);
+    case PolicyLoss::kKlCov: {
+      const at::Tensor is_chosen =
+          largest(covariances(tokens, sequences), tokens.mask > 0, options.cov_share, tokens.mask);
+      return {-tokens.advantages * ratio + options.cov_kl * log_ratio.abs() * is_chosen, {}};
+    }
     case PolicyLoss::kDppoTv:
     case PolicyLoss::kDppoKl:
       break;

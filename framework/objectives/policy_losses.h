@@ -23,6 +23,8 @@ enum class PolicyLoss {
   kGeoMean,    ///< -(mean A) exp(mean of the clipped log ratio) of the sequence (verl "geo_mean")
   kDppoTv,     ///< -A min(r, c) log p where exp(log p) - exp(old) is within the clip (verl "dppo_tv")
   kDppoKl,     ///< the same with a bound on the KL divergence of the token (verl "dppo_kl")
+  kClipCov,    ///< ppo without some tokens whose A and log p vary together (verl "clip_cov")
+  kKlCov,      ///< -r A, with |log r| for the tokens whose A and log p vary most together (verl "kl_cov")
 };
 /// Their names for --policy-loss, in this order.
 const std::vector<std::string>& policy_loss_names();
@@ -33,6 +35,9 @@ struct PolicyLossOptions {
   double dual_clip = 0;                    ///< upper bound of r where A < 0; 0: none. Of dppo: of every r
   double tau = 0.1;                        ///< kimi15 uses it; sapo, where A > 0
   double tau_negative = 1.05;              ///< sapo uses it where A <= 0
+  double cov_share = 2e-4;                 ///< of a micro batch's tokens, which clip_cov and kl_cov choose
+  double cov_low = 1, cov_high = 5;        ///< clip_cov chooses among tokens with such covariances
+  double cov_kl = 1;                       ///< weight of |log r| in kl_cov
 };
 
 /// Holds this rank's tokens for a loss, [B, T] each.

@@ -7,14 +7,11 @@
 #include <ATen/ops/stack.h>
 
 namespace megashard {
-namespace {
 
 Pairs in_pairs(const at::Tensor& of_sequences) {
   const at::Tensor pairs = of_sequences.view({-1, 2});
   return {pairs.select(1, 0), pairs.select(1, 1)};
 }
-
-}  // namespace
 
 MetricSum mean_metric(std::string name, const at::Tensor& each) {
   return {.name = std::move(name),

@@ -18,6 +18,9 @@ struct Pairs {
   at::Tensor difference() const { return chosen - rejected; }
 };
 
+/// The numbers of sequences that alternate: a chosen answer, then the rejected one.
+Pairs in_pairs(const at::Tensor& of_sequences);
+
 /// A loss of pairs of answers to a prompt. Sequences alternate: a chosen answer, then the rejected one; loss_mask marks
 /// the answers. Some add the mean loss of the chosen answers' tokens.
 class PreferenceObjective : public Objective {

@@ -38,6 +38,7 @@ TrainStep::TrainStep(MultiModalModule& model, const Objective& objective, Optimi
       device_(device),
       options_(options),
       columns_(objective.columns()),
+      needs_(objective.needs()),
       needs_sequences_(std::ranges::count(columns_, kLabelCounts) > 0),
       needs_reference_(std::ranges::count(columns_, kRefLogProbs) > 0),
       has_replicas_(has_replicas(model)) {
@@ -114,14 +115,40 @@ at::Tensor TrainStep::scaled(const at::Tensor& loss) const {
   return options_.scaler == nullptr ? loss : loss * options_.scaler->scale_tensor();
 }
 
-std::pair<at::Tensor, std::vector<MetricSum>> TrainStep::loss_of(const at::Tensor& token_losses, const Batch& mine,
+ModelOutput TrainStep::output_for(const Batch& mine) {
+  Batch input = mine;
+  input.asked = needs_.asked;
+  ModelOutput output = model_(std::move(input));
+  const auto must_have = [&](const at::Tensor& numbers, const char* what) {
+    TORCH_CHECK(numbers.defined(), model_.class_name(), " returned no ", what, ", which the objective needs");
+  };
+  if (needs_.values) {
+    must_have(output.values, "values");
+    return output;
+  }
+  TORCH_CHECK(!output.values.defined(), model_.class_name(),
+              " has the head `score` in place of lm_head: give --objective reward or value, or the files of a language "
+              "model");
+  must_have(output.token_losses, "token_losses for a batch with labels");
+  if (needs_.asked.entropies) must_have(output.entropies, "entropies");
+  if (needs_.asked.teacher_log_probs) must_have(output.teacher_log_probs, "teacher_log_probs");
+  return output;
+}
+
+std::pair<at::Tensor, std::vector<MetricSum>> TrainStep::loss_of(const ModelOutput& output, const Batch& mine,
                                                                  const at::Tensor& count, const at::Tensor& factor,
                                                                  const Scale& scale) const {
-  Loss loss = objective_({.token_losses = token_losses, .batch = mine, .mean_over_ranks = [&](at::Tensor value) {
-                            value = value.clone();
-                            group_->all_reduce(value, ReduceOp::kSum).wait();
-                            return value / group_->size();
-                          }});
+  Loss loss = objective_({.token_losses = output.token_losses,
+                          .batch = mine,
+                          .mean_over_ranks =
+                              [&](at::Tensor value) {
+                                value = value.clone();
+                                group_->all_reduce(value, ReduceOp::kSum).wait();
+                                return value / group_->size();
+                              },
+                          .values = output.values,
+                          .entropies = output.entropies,
+                          .teacher_log_probs = output.teacher_log_probs});
   at::Tensor total = (loss.sum * factor).sum();
   if (count.dim() > 0) {
     MetricSum& first = loss.metrics.front();
@@ -147,7 +174,8 @@ TrainStep::LossAhead TrainStep::loss_ahead(const std::vector<Batch>& parts, cons
   const Batch batch = joined(parts);
   LossAhead ahead{.weights = {}, .count = objective_.count(batch), .metrics = {}};
   at::Tensor total;
-  std::tie(total, ahead.metrics) = loss_of(all, batch, ahead.count, factor_of(ahead.count, scale), scale);
+  std::tie(total, ahead.metrics) =
+      loss_of({.token_losses = all}, batch, ahead.count, factor_of(ahead.count, scale), scale);
   scaled(total).backward();
   int64_t row = 0;
   for (const Batch& part : parts) {
@@ -178,10 +206,8 @@ std::vector<MetricSum> TrainStep::forward_backward(Batch whole, const Scale& sca
     }
     if (weights.defined()) whole.set(kLossWeights, weights, Axis::kToken, /*is_input=*/false);
     const Batch mine = rows_of_rank(std::move(whole));
-    const ModelOutput output = model_(mine);
-    TORCH_CHECK(output.token_losses.defined(), model_.class_name(),
-                " returned no token_losses for a batch with labels");
-    if (metrics.empty()) std::tie(total, metrics) = loss_of(output.token_losses, mine, count, factor, scale);
+    const ModelOutput output = output_for(mine);
+    if (metrics.empty()) std::tie(total, metrics) = loss_of(output, mine, count, factor, scale);
     // A model that has made the head's gradients in forward returns the sum that they are of.
     if (output.weighted_loss.defined()) {
       total = output.weighted_loss;
@@ -310,11 +336,11 @@ at::Tensor TrainStep::evaluate(const std::vector<Batch>& micro_batches) {
     const at::Tensor losses = token_losses_of(parts);
     const Batch all = joined(parts);
     const at::Tensor count = objective_.count(all);
-    return sums_of(loss_of(losses, all, count, factor_of(count, scale), scale).second);
+    return sums_of(loss_of({.token_losses = losses}, all, count, factor_of(count, scale), scale).second);
   }
   const Batch mine = rows_of_rank(parts.front());
   const at::Tensor count = objective_.count(parts.front());
-  return sums_of(loss_of(model_(mine).token_losses, mine, count, factor_of(count, scale), scale).second);
+  return sums_of(loss_of(output_for(mine), mine, count, factor_of(count, scale), scale).second);
 }
 
 }  // namespace megashard

@@ -79,6 +79,8 @@ class TrainStep {
   Batch with_sequences(Batch batch) const;
   /// The batch on the device, prepared, with whole sequences.
   Batch on_device(Batch batch);
+  /// Runs the model on this rank's rows. Throws if it lacks an output that the objective needs.
+  ModelOutput output_for(const Batch& mine);
   /// Token losses of whole sequences, [all B, longest T], from a forward without gradients and dropout.
   at::Tensor token_losses_of(const std::vector<Batch>& wholes);
   /// Their columns as those of one batch of whole sequences.
@@ -96,7 +98,7 @@ class TrainStep {
   at::Tensor factor_of(const at::Tensor& count, const Scale& scale) const;
   at::Tensor scaled(const at::Tensor& loss) const;  // by the loss scale
   /// The loss times its factor, and its metrics.
-  std::pair<at::Tensor, std::vector<MetricSum>> loss_of(const at::Tensor& token_losses, const Batch& mine,
+  std::pair<at::Tensor, std::vector<MetricSum>> loss_of(const ModelOutput& output, const Batch& mine,
                                                         const at::Tensor& count, const at::Tensor& factor,
                                                         const Scale& scale) const;
   /// A loss that was computed by itself.
@@ -122,6 +124,7 @@ class TrainStep {
   c10::Device device_;
   TrainStepOptions options_;
   std::vector<std::string> columns_;  // that the objective needs
+  Needs needs_;
   bool needs_sequences_, needs_reference_;
   bool has_replicas_;  // HSDP: all-reduce in the last microbatch's backward only
   std::optional<CollectiveOrder> order_;

@@ -59,6 +59,7 @@ int64_t micro_batches_together(const TrainingPlan& plan, const Objective& object
 TrainingDataOptions data_for(const TrainingPlan& plan, const Objective& objective) {
   TrainingDataOptions data = plan.data;
   data.sets.group = objective.rows_per_term();
+  data.sets.last_tokens = objective.needs().last_tokens;
   data.micro_batches_together = micro_batches_together(plan, objective);
   return data;
 }
