@@ -19,9 +19,9 @@
 #include <tuple>
 #include <vector>
 
-#include "framework/matrix_product.h"
 #include "models/kernels/fused_operators.h"
 #include "models/kernels/fused_ops.h"
+#include "models/kernels/head_parts.h"
 #include "models/kernels/once_differentiable.h"
 
 namespace megashard {
@@ -31,21 +31,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
-
-/// Number of rows of [rows, width] with at most `elements` elements, but at least one.
-int64_t rows_of(int64_t elements, int64_t width) {
-  return std::max<int64_t>(1, elements / std::max<int64_t>(1, width));
-}
-
-/// Calls body(first, count) for parts of the rows.
-template <class Body>
-void for_rows(int64_t rows, int64_t at_once, const Body& body) {
-  for (int64_t row = 0; row < rows; row += at_once) body(row, std::min(at_once, rows - row));
-}
-
-constexpr int64_t kWidenedAtOnce = int64_t{1} << 25;  // logits converted to fp32 at a time without a kernel
-
-using LossAndStats = FusedOperators::TwoTensors;  // [rows] fp32; as many rows of statistics for the gradient
 
 LossAndStats cross_entropy_by_operators(const at::Tensor& logits, const at::Tensor& labels) {
   auto loss = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
@@ -74,21 +59,11 @@ void cross_entropy_backward_by_operators_(at::Tensor& logits, const at::Tensor& 
   });
 }
 
-constexpr int64_t kLabelOfOtherRank = -1;
-
-/// Labels relative to this rank's shard of the vocabulary.
-at::Tensor labels_of_piece(const at::Tensor& labels, int64_t width, const ProcessGroupPtr& ranks) {
-  if (ranks == nullptr || ranks->size() == 1) return labels;
-  const auto own = labels - ranks->rank() * width;
-  const auto others = own.lt(0).logical_or(own.ge(width));
-  return own.masked_fill(others, kLabelOfOtherRank).masked_fill(labels.eq(kIgnoredLabel), kIgnoredLabel);
-}
-
 /// Combines vocabulary shards: the loss on all ranks, and the sum of all exponentials.
 LossAndStats combine_pieces(const at::Tensor& loss, const at::Tensor& stats, const at::Tensor& labels,
                             ProcessGroup& ranks) {
-  const bool by_kernel = stats.dim() == 2;  // largest logit and the log of the sum
-  const auto own = by_kernel ? stats.sum(1) : stats;
+  const bool by_kernel = stats.dim() == 2;
+  const auto own = log_sums(stats);
   const auto sums = at::empty({ranks.size() * own.numel()}, own.options());
   ranks.all_gather_into(sums, own).wait();
   const auto whole = at::logsumexp(sums.view({ranks.size(), -1}), 0);
@@ -97,7 +72,8 @@ LossAndStats combine_pieces(const at::Tensor& loss, const at::Tensor& stats, con
   return {losses, by_kernel ? at::stack({whole, at::zeros_like(whole)}, 1) : whole};
 }
 
-/// `labels` are relative to this rank's shard.
+}  // namespace
+
 LossAndStats losses_of(const at::Tensor& logits, const at::Tensor& labels, const ProcessGroupPtr& ranks) {
   const auto& fused = fused_operators().cross_entropy;
   const auto [loss, stats] =
@@ -105,6 +81,8 @@ LossAndStats losses_of(const at::Tensor& logits, const at::Tensor& labels, const
   if (ranks == nullptr || ranks->size() == 1) return {loss, stats};
   return combine_pieces(loss, stats, labels, *ranks);
 }
+
+namespace {
 
 /// Overwrites soft-capped logits by the gradient of those before the cap.
 void turn_into_gradient(at::Tensor& logits, const at::Tensor& labels, const at::Tensor& stats,
@@ -144,41 +122,6 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
     turn_into_gradient(logits, saved[1], saved[2], grads[0].contiguous(), /*softcap=*/0);
     return {logits, Variable(), Variable()};
   }
-};
-
-/// Computes gradients of hidden states for parts of the rows, and accumulates the weight's.
-class HeadGradients {
- public:
-  /// Gradients that are not requested are undefined.
-  HeadGradients(const at::Tensor& hidden, const at::Tensor& weight, bool of_hidden, bool of_weight)
-      : weight_(weight), widens_(by_way_of_fp32(hidden)), of_weight_(of_weight) {
-    if (of_hidden) grad_hidden_ = at::empty_like(hidden);
-  }
-
-  void add(const at::Tensor& grad_logits, const at::Tensor& hidden, int64_t row) {
-    const auto grad = operand(grad_logits);
-    if (grad_hidden_.defined()) {
-      grad_hidden_.narrow(0, row, grad.size(0)).copy_(matrix_product(grad, operand(weight_)));
-    }
-    if (!of_weight_) return;
-    const auto rows = operand(hidden);
-    if (grad_weight_.defined()) {
-      add_matrix_product_(grad_weight_, grad.t(), rows);
-    } else {
-      grad_weight_ = matrix_product(grad.t(), rows);
-    }
-  }
-
-  const at::Tensor& of_hidden() const { return grad_hidden_; }
-  at::Tensor of_weight() const {
-    return grad_weight_.defined() ? grad_weight_.to(weight_.scalar_type()) : grad_weight_;
-  }
-
- private:
-  at::Tensor operand(const at::Tensor& x) const { return widens_ ? x.to(at::kFloat) : x; }
-
-  at::Tensor weight_, grad_hidden_, grad_weight_;
-  bool widens_, of_weight_;
 };
 
 /// The head's tokens, labels relative to its vocabulary shard, and the number of tokens per part.
@@ -280,28 +223,6 @@ struct WeightedLinearCrossEntropyFunction : Function<WeightedLinearCrossEntropyF
             Variable()};
   }
 };
-
-/// Labels as [tokens], after checks.
-at::Tensor flat_labels(const at::Tensor& labels, int64_t vocabulary) {
-  TORCH_CHECK(labels.scalar_type() == at::kLong, "labels must be int64, got ", labels.scalar_type());
-  const auto flat = labels.reshape({-1}).contiguous();
-  if (flat.device().is_cpu()) {  // a check would block the host on a GPU; the kernel asserts instead
-    const auto* label = flat.const_data_ptr<int64_t>();
-    for (int64_t i = 0; i < flat.numel(); ++i) {
-      TORCH_CHECK(label[i] == kIgnoredLabel || (label[i] >= 0 && label[i] < vocabulary), "label ", label[i],
-                  " lies outside the model's vocabulary of ", vocabulary,
-                  ": the data were tokenised with another tokenizer than the model's");
-    }
-  }
-  return flat;
-}
-
-/// Rows per part: few parts of similar size, of multiples of 128 rows if possible.
-int64_t rows_of_part(int64_t rows, int64_t most) {
-  const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t even = divided(rows, divided(rows, most)), whole_tiles = divided(even, 128) * 128;
-  return whole_tiles <= most ? whole_tiles : even;
-}
 
 int64_t pieces(const ProcessGroupPtr& ranks) { return ranks == nullptr ? 1 : ranks->size(); }
 

@@ -290,4 +290,20 @@ TokenLosses Head::token_losses(const at::Tensor& x, const at::Tensor& labels, co
   return linear_cross_entropy(x, own_weight(), labels, group, loss_weights, at_once, softcap_);
 }
 
+HeadOutputs Head::outputs(const at::Tensor& x, const HeadQuestion& question, std::optional<int64_t> at_once) {
+  TORCH_CHECK(is_plain() && !bias.defined(),
+              "the objective needs the entropies or a teacher's tokens of lm_head, which must be a plain product then: "
+              "leave out adapters and fp8 of lm_head");
+  const auto group = ranks()->size() == 1 ? nullptr : ranks()->group();
+  return linear_head_outputs(x, own_weight(), question, group, at_once, softcap_);
+}
+
+ScoreHead::ScoreHead(int64_t in) { weight = register_parameter("weight", at::empty({1, in})); }
+
+at::Tensor ScoreHead::forward(const at::Tensor& x) {
+  return linear(x, weight, at::Tensor()).squeeze(-1).to(at::kFloat);
+}
+
+void ScoreHead::init_own_weights(const WeightInit& init) { weight.normal_(0, init.std, init.generator); }
+
 }  // namespace megashard

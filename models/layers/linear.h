@@ -12,6 +12,7 @@
 #include "framework/modules/weight_init_mixin.h"
 #include "models/config/tensor_parallel_ranks.h"
 #include "models/kernels/cross_entropy.h"
+#include "models/kernels/head_outputs.h"
 #include "models/layers/linear_layers.h"
 #include "parallel/collectives/device_mesh.h"
 #include "parallel/fsdp/hooked_module.h"
@@ -173,12 +174,26 @@ class Head : public ColumnParallelLinear {
   /// head is plain and has no bias. loss_weights, at_once: see linear_cross_entropy.
   TokenLosses token_losses(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& loss_weights,
                            std::optional<int64_t> at_once);
+  /// linear_head_outputs of x. Throws if the head has adapters, another compute or a bias.
+  HeadOutputs outputs(const at::Tensor& x, const HeadQuestion& question, std::optional<int64_t> at_once);
 
  private:
   at::Tensor own_weight() const;
 
   bool tied_;
   double softcap_;
+};
+
+/// One number for each hidden state: transformers' `score` of a classifier with one label. [..., in] -> [...] fp32.
+class ScoreHead : public torch::nn::Module, public SelfInitializing {
+ public:
+  explicit ScoreHead(int64_t in);
+
+  at::Tensor forward(const at::Tensor& x);
+  void init_own_weights(const WeightInit& init) override;
+  std::string class_name() const { return "Linear"; }
+
+  at::Tensor weight;  // [1, in]
 };
 
 }  // namespace megashard

@@ -45,6 +45,7 @@ REASONS = {
     ("checkpoint/weights/published_tensors.cpp", "ranks->all_gather_into("): AT_ONCE,
     ("models/kernels/cross_entropy.cpp", "ranks.all_gather_into("): AT_ONCE,
     ("models/kernels/cross_entropy.cpp", "ranks.all_reduce("): AT_ONCE,
+    ("models/kernels/head_outputs.cpp", "ranks->all_reduce("): AT_ONCE,
     ("parallel/fsdp/detail/fsdp_param_group.cpp",
             "param->wait_for_offloaded_grad();"): "the loop of wait_for_host_memory",
     ("parallel/fsdp/detail/fsdp_context.cpp",
