@@ -10,6 +10,7 @@
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/layer_frequency.h"
+#include "framework/objectives/objectives.h"
 #include "models/config/read_decoder_config.h"
 #include "models/families/model_family.h"
 #include "models/network_arguments.h"
@@ -154,6 +155,26 @@ void check_ranks_divide(const Network& network, const Arguments& arguments) {
   mistakes.throw_if_any();
 }
 
+/// Throws for what a model with the head `score` does not go with.
+void check_score_head(const Network& network, const Arguments& arguments) {
+  if (!network.config.score_head) return;
+  constexpr const char* kHead = "a model whose head is `score` (--objective reward or value, or a classifier's "
+                                "config.json)";
+  Mistakes mistakes;
+  mistakes.require(network.encoder == nullptr,
+                   std::string(kHead) + " sees no pictures; give the config.json of a text model.");
+  mistakes.require(arguments.tensor_model_parallel_size == 1,
+                   std::string(kHead) + " is not cut over ranks; leave out --tensor-model-parallel-size.");
+  mistakes.require(!arguments.lora_r,
+                   std::string(kHead) + " has a new head, which adapters would leave as it is; leave out --lora-r.");
+  mistakes.throw_if_any();
+}
+
+/// True if the loss is a function of values instead of the tokens' losses.
+bool needs_score_head(const Arguments& arguments) {
+  return make_objective(arguments.objective, arguments.objective_options)->needs().values;
+}
+
 /// How Megatron's flags balance experts; its loss takes the place of config.json's.
 void take_balance(MoeConfig& moe, const Arguments& arguments) {
   const auto type = arguments.moe_router_load_balancing_type;
@@ -194,6 +215,7 @@ void apply_flags(DecoderConfig& config, const Arguments& arguments) {
   mistakes.throw_if_any();
   if (arguments.is_given("init_method_std")) config.init_std = arguments.init_method_std;
   config.prediction = prediction_of(arguments);
+  config.score_head |= needs_score_head(arguments);
 }
 
 }  // namespace
@@ -254,6 +276,7 @@ DecoderConfig decoder_config_from_flags(const Arguments& given) {
   take_latent_attention(config, arguments);
   take_layers(config, arguments);
   share_and_balance_experts(config.moe, arguments);
+  config.score_head = needs_score_head(arguments);
   return config;
 }
 
@@ -261,12 +284,14 @@ Network network_of(const Arguments& arguments) {
   if (arguments.hf_model) return network_of(arguments, HfConfig::of_model(*arguments.hf_model));
   auto network = decoder_network(decoder_config_from_flags(arguments));
   check_ranks_divide(network, arguments);
+  check_score_head(network, arguments);
   return network;
 }
 
 Network network_of(const Arguments& arguments, const HfConfig& config) {
   auto network = network_from_hf(config, [&](DecoderConfig& decoder) { apply_flags(decoder, arguments); });
   check_ranks_divide(network, arguments);
+  check_score_head(network, arguments);
   return network;
 }
 

@@ -207,6 +207,7 @@ struct DecoderConfig {
   bool qk_norm_behind_rotation = false;  ///< norms rotated queries and keys
   bool qk_norm_weight = true;            ///< false: norms queries and keys without parameters
   bool tie_word_embeddings = false;
+  bool score_head = false;  ///< `score` [1, hidden] takes the place of lm_head (transformers' ...Classification)
   double attention_dropout = 0;
   double hidden_dropout = 0;
   double init_std = 0.02;

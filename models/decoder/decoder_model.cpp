@@ -169,6 +169,10 @@ DecoderModel::DecoderModel(Network network, BuildContext context, WeightFiles we
   } else {
     text_ = register_module("model", std::make_shared<Hooked<DecoderStack>>(network_, context_));
   }
+  if (config.score_head) {
+    score_ = register_module("score", std::make_shared<Hooked<ScoreHead>>(config.hidden_size));
+    return;
+  }
   const Linear::Options head{.in = config.hidden_size, .out = config.vocab_size};
   lm_head_ = register_module(
       "lm_head",
@@ -227,6 +231,18 @@ std::vector<AuxTerm> DecoderModel::prediction_terms(const std::vector<at::Tensor
 }
 
 ModelOutput DecoderModel::head_output(const at::Tensor& states, const Batch& input) {
+  if (score_) return {.values = score_->forward(states)};
+  if (const auto labels = input.labels();
+      labels.defined() && (input.asked.entropies || input.asked.teacher_log_probs)) {
+    const HeadQuestion question{labels, input.asked.entropies,
+                                input.asked.teacher_log_probs ? input.at(kTeacherTokens) : at::Tensor()};
+    auto found = lm_head_->run_as_forward(
+        [&](const at::Tensor& x) { return lm_head_->outputs(x, question, context_.logits_at_once); },
+        head_input(states));
+    return {.token_losses = std::move(found.losses),
+            .entropies = std::move(found.entropies),
+            .teacher_log_probs = std::move(found.log_probs)};
+  }
   if (const auto labels = input.labels(); labels.defined()) {
     auto losses = token_losses(states, labels, input.find(kLossWeights));
     return {.token_losses = std::move(losses.of_tokens), .weighted_loss = std::move(losses.weighted)};

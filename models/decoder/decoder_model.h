@@ -85,8 +85,8 @@ class EncodedStack : public torch::nn::Module {
 };
 
 /// A causal language model: `model` (a DecoderStack, or with an encoder an EncodedStack) and `lm_head`, which share one
-/// tensor if the configuration ties them. Parameters start without values: load_hf_weights(), a checkpoint or
-/// init_weights() gives them.
+/// tensor if the configuration ties them; or `model` and `score`, for a reward or value model. Parameters start without
+/// values: load_hf_weights(), a checkpoint or init_weights() gives them.
 class DecoderModel : public ExpertParallelModule, public KeepsKeys {
  public:
   explicit DecoderModel(Network network, BuildContext context = {}, WeightFiles weight_files = {});
@@ -124,7 +124,8 @@ class DecoderModel : public ExpertParallelModule, public KeepsKeys {
   std::optional<bool> cast_forward_inputs(const NamedModule& each) const override;
 
  private:
-  /// The tokens' losses for a batch with labels; else logits, whole on all tensor-parallel ranks.
+  /// Values of a score head; else the tokens' losses for a batch with labels; else logits, whole on all tensor-parallel
+  /// ranks.
   ModelOutput head_output(const at::Tensor& states, const Batch& input);  // [B, T, C]
   at::Tensor head_input(const at::Tensor& states) const;
   TokenLosses token_losses(const at::Tensor& states, const at::Tensor& labels, const at::Tensor& weights);
@@ -139,7 +140,8 @@ class DecoderModel : public ExpertParallelModule, public KeepsKeys {
   WeightFiles weight_files_;
   std::shared_ptr<Hooked<DecoderStack>> text_;
   std::shared_ptr<Hooked<EncodedStack>> encoded_;  // null: no encoder
-  std::shared_ptr<Hooked<Head>> lm_head_;
+  std::shared_ptr<Hooked<Head>> lm_head_;          // null: the head is score_
+  std::shared_ptr<Hooked<ScoreHead>> score_;       // null: the head is lm_head_
 };
 
 }  // namespace megashard

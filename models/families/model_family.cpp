@@ -1,7 +1,10 @@
 #include "models/families/model_family.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "framework/mistakes.h"
@@ -45,6 +48,25 @@ const ModelFamily& family_of(const HfConfig& config) {
   return *family;
 }
 
+bool is_classifier(const nlohmann::ordered_json& config) {
+  const auto found = config.find("architectures");
+  if (found == config.end() || !found->is_array() || found->empty() || !found->front().is_string()) return false;
+  const auto name = found->front().get<std::string>();
+  return name.ends_with("ForSequenceClassification") || name.ends_with("ForTokenClassification");
+}
+
+std::optional<std::string> classifier_of(const ModelFamily& family) {
+  constexpr std::array<std::string_view, 12> kWithout{"cohere2",     "ernie4_5",    "gemma4_text", "glm4_moe",
+                                                      "granite",     "kimi_linear", "lfm2",        "lfm2_moe",
+                                                      "llama4_text", "minimax_m2",  "nemotron_h",  "qwen3_5_moe_text"};
+  const std::string& type = family.model_type;
+  if (family.encoder != nullptr || std::ranges::count(kWithout, type) > 0) return std::nullopt;
+  if (type == "gemma3_text") return "Gemma3TextForSequenceClassification";
+  if (type == "qwen3_5_text") return "Qwen3_5TextForSequenceClassification";
+  constexpr std::string_view kHead = "ForCausalLM";
+  return family.architecture.substr(0, family.architecture.size() - kHead.size()) + "ForSequenceClassification";
+}
+
 namespace {
 
 /// How many layers of multi-token prediction a family's files can have.
@@ -77,6 +99,7 @@ DecoderConfig decoder_config_from_hf(const HfConfig& config) { return family_of(
 Network network_from_hf(const HfConfig& config, const std::function<void(DecoderConfig&)>& change) {
   const auto& family = family_of(config);
   auto decoder = family.read(config);
+  decoder.score_head = is_classifier(config.json());
   if (change) change(decoder);
   DescribeLayer layer = decoder_layer;
   if (family.layer != nullptr) {

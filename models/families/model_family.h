@@ -42,6 +42,11 @@ const ModelFamily* find_family(const std::string& model_type);
 /// The family of a config's model_type. Throws and lists the known ones if it is unknown.
 const ModelFamily& family_of(const HfConfig& config);
 
+/// True if `architectures` of config.json names a classifier, whose head is `score`.
+bool is_classifier(const nlohmann::ordered_json& config);
+/// The class of transformers that is the family's decoder with the head `score`; nullopt if there is none.
+std::optional<std::string> classifier_of(const ModelFamily& family);
+
 /// Number of layers of multi-token prediction that config.json says its files have, of those that can be trained.
 int64_t prediction_depth(const HfConfig& config, const ModelFamily& family);
 

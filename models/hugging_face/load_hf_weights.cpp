@@ -9,6 +9,7 @@
 
 #include "checkpoint/files/work_progress.h"
 #include "checkpoint/hugging_face/hf_weights.h"
+#include "framework/modules/weight_init_mixin.h"
 #include "models/hugging_face/match_weights.h"
 #include "parallel/fsdp/fully_shard.h"
 
@@ -46,6 +47,10 @@ void tell(const std::vector<WeightTarget>& targets, const WeightMismatch& mismat
                  "head begins as a copy of the embeddings and is trained by itself; where the model is tied, "
                  "write true");
   }
+  if (std::any_of(targets.begin(), targets.end(), is_new_score)) {
+    sink(Severity::kNotice, where + " has no score.weight: the head begins with random values" +
+                                (mismatch.heads.empty() ? "" : ", and lm_head.weight of the files is not read"));
+  }
   if (!mismatch.predicting.empty())
     sink(Severity::kNotice, c10::str("of ", where, " ", mismatch.predicting.size(),
                                      " tensors are not read: they predict further tokens, which is not trained here: ",
@@ -55,6 +60,16 @@ void tell(const std::vector<WeightTarget>& targets, const WeightMismatch& mismat
                                      " tensors are not used, because config.json "
                                      "says what they are: ",
                                      listed(mismatch.unused)));
+}
+
+/// All ranks draw the same numbers and keep their own.
+void draw_score(torch::nn::Module& module, const WeightTarget& target) {
+  auto* init = dynamic_cast<WeightInitMixin*>(&module);
+  TORCH_CHECK(init != nullptr, "the files have no score.weight, and the model no WeightInitMixin to draw it by");
+  const auto piece = reshard_and_view(target.parameter);
+  const auto& [std, generator] = init->weight_init();
+  const at::Tensor whole = at::empty(piece.global_sizes).normal_(0, std, generator);
+  read_part(whole_part(kScoreWeight, kScoreWeight, piece.global_sizes), whole, piece);
 }
 
 }  // namespace
@@ -75,6 +90,7 @@ void load_hf_weights(torch::nn::Module& module, const std::filesystem::path& hf_
   for (const auto& target : targets) {
     const auto piece = reshard_and_view(target.parameter);
     for (const auto& part : target.parts) read_part(part, files->read_tensor(part.stored), piece);
+    if (is_new_score(target)) draw_score(module, target);
     work.add(static_cast<int64_t>(piece.local.nbytes()));
   }
 }

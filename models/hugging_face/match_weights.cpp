@@ -97,7 +97,7 @@ class Matcher {
       for (const std::string path : kEmbeddingsPaths) take(path + kEmbeddingsWeight);
     }
     if (source.empty()) {
-      mismatch_.missing.push_back(name);
+      if (name != kScoreWeight) mismatch_.missing.push_back(name);
     } else {
       take_part(target, whole_part(name, source, global_sizes(target.parameter)), name);
     }
@@ -203,6 +203,8 @@ bool is_borrowed_head(const WeightTarget& target) {
          target.parts.front().stored.ends_with(kEmbeddingsWeight);
 }
 
+bool is_new_score(const WeightTarget& target) { return target.names.front() == kScoreWeight && target.parts.empty(); }
+
 std::string WeightMismatch::text() const {
   std::string problem;
   if (!missing.empty()) problem += "; missing: " + listed(missing);
@@ -218,11 +220,16 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
   auto targets = std::move(matcher).match();
   const auto& known = matcher.known();
   const auto* decoder = dynamic_cast<const DecoderModel*>(&module);
+  const bool scores = decoder != nullptr && decoder->network().config.score_head;
   for (const auto& info : infos) {
     if (known.contains(info.name)) continue;
     const bool predicts = decoder != nullptr && decoder->is_of_prediction_layer(info.name);
     const bool follows = is_derived(info.name) || (decoder != nullptr && decoder->is_of_taken_keys(info.name));
-    auto& others = follows ? mismatch.unused : predicts ? mismatch.predicting : mismatch.unexpected;
+    const bool is_head = scores && info.name == kHeadWeight;
+    auto& others = is_head    ? mismatch.heads
+                   : follows  ? mismatch.unused
+                   : predicts ? mismatch.predicting
+                              : mismatch.unexpected;
     others.push_back(info.name);
   }
   mismatch.hint = hint_at_wrapper(mismatch.unexpected, matcher.possible());

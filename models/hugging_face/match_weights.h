@@ -29,6 +29,7 @@ struct WeightMismatch {
   std::string hint{};                     ///< possible origin of unexpected names
   std::vector<std::string> predicting{};  ///< not a difference: layers of multi-token prediction, which are not read
   std::vector<std::string> unused{};      ///< not a difference: follows from config.json
+  std::vector<std::string> heads{};       ///< not a difference: lm_head's, of a model whose head is `score`
 
   /// "; missing: a; unexpected: b"; empty if there are no differences.
   std::string text() const;
@@ -36,6 +37,9 @@ struct WeightMismatch {
 
 /// True for an untied head that is missing in the files and is copied from the embeddings.
 bool is_borrowed_head(const WeightTarget& target);
+
+/// True for `score` where the files are those of a language model: it begins with new values.
+bool is_new_score(const WeightTarget& target);
 
 /// The module's parameters and buffers without duplicates and adapters, with their sources among `stored`, by the rules
 /// of load_hf_weights.

@@ -17,6 +17,7 @@
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_value.h"
 #include "framework/diagnostics.h"
+#include "framework/mistakes.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/megatron_module.h"
 #include "framework/training/checkpoint_saver.h"
@@ -122,12 +123,23 @@ std::optional<at::ScalarType> dtype_of_files(const std::string& hf_model) {
   return most == bytes.end() ? std::nullopt : std::optional(most->first);
 }
 
+/// Names the class of transformers whose head is `score`, with one label, as transformers writes it.
+void write_classifier(OrderedJson& config, const ModelFamily& family) {
+  const auto architecture = classifier_of(family);
+  require(architecture.has_value(), "--save-hf: transformers has no classifier of " + family.model_type +
+                                        ", whose head is `score`; leave it out");
+  config["architectures"] = {*architecture};
+  config["id2label"] = {{"0", "LABEL_0"}};
+  config["label2id"] = {{"LABEL_0", 0}};
+}
+
 OrderedJson config_of_run(const Arguments& arguments, const HfConfig* file) {
   const auto network = file != nullptr ? network_of(arguments, *file).config : decoder_config(arguments);
   auto config = file != nullptr ? file->json() : config_of_network(network);
   config["tie_word_embeddings"] = network.tie_word_embeddings;
   if (network.prediction.depth > 0)
     config[prediction_depth_key(family_of(*file).weight_files)] = network.prediction.depth;
+  if (network.score_head) write_classifier(config, *find_family(config["model_type"]));
   write_dtype(config, torch_dtype_name(hf_model_dtype(arguments)));
   return config;
 }

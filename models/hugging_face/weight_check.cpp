@@ -34,7 +34,7 @@ std::string unknown_model(const Json& config) {
   if (!architectures.is_array() || architectures.empty() || !architectures[0].is_string()) return "";
   const std::string name = architectures[0];
   const bool found = std::any_of(model_families().begin(), model_families().end(), [&](const ModelFamily& family) {
-    return name == family.architecture || name == family.model_type;
+    return name == family.architecture || name == family.model_type || name == classifier_of(family);
   });
   return found ? "" : name + " is no model that is known here";
 }
@@ -126,6 +126,7 @@ WeightCheck::Problem WeightCheck::problem_of(const std::vector<TensorInfo>& weig
   for (const auto& target : targets) {
     // Training can copy a missing untied head from the embeddings, but readers of the files cannot.
     problem.lacks_prefix = problem.lacks_prefix || target.is_bare;
+    if (is_new_score(target)) mismatch.missing.emplace_back(kScoreWeight);
     if (!is_borrowed_head(target)) continue;
     mismatch.missing.push_back(std::string(kHeadWeight) + " (config.json says \"tie_word_embeddings\": false)");
     problem.lacks_head = mismatch.text() == "; missing: " + mismatch.missing.back();

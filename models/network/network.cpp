@@ -255,7 +255,8 @@ WeightMap weight_map(const Network& network, const std::string& stack, const Wei
 double training_flops(const Network& network, int64_t sequences, int64_t sequence_length) {
   const auto& config = network.config;
   const auto hidden = static_cast<double>(config.hidden_size), depth = static_cast<double>(config.prediction.depth);
-  double token = 6 * hidden * static_cast<double>(config.vocab_size) * (1 + depth);
+  const double outputs = config.score_head ? 1 : static_cast<double>(config.vocab_size);
+  double token = 6 * hidden * outputs * (1 + depth);
   token += 6 * depth * (3 * hidden + 2 * hidden * hidden);  // norms and eh_proj
   for_each_part(network, [&](const PartSpec& part) { token += part.training_flops(sequence_length); });
   return token * static_cast<double>(sequences) * static_cast<double>(sequence_length);
