@@ -31,4 +31,7 @@ struct InferenceRanks {
 at::Tensor log_probabilities(MultiModalModule& model, InferenceBatch batch, int64_t length,
                              const InferenceRanks& ranks);
 
+/// What a score head makes of each text, at its last token: [texts, 1] fp32 on the CPU. One forward, without gradients.
+at::Tensor scores(MultiModalModule& model, InferenceBatch batch, const InferenceRanks& ranks);
+
 }  // namespace megashard

@@ -16,6 +16,7 @@ namespace {
 
 constexpr const char* kLogProbs = "--log-probs";
 constexpr const char* kInto = "--into";
+constexpr const char* kScores = "--scores";
 constexpr const char* kGenerate = "--generate";
 constexpr const char* kGenerated = "--generated";
 
@@ -32,6 +33,7 @@ const Program& infer_program() {
                 {kInto, "COLUMN",
                  "the same, as a column of the conversations of --data-path: ref_log_probs is what preference "
                  "losses read"},
+                {kScores, "FILE.npy", "the score of each text by a reward model: [documents, 1]"},
                 {kGenerate, "INT",
                  "continue each document by so many likeliest tokens, one by one; of a "
                  "conversation what comes before its last answer"},
@@ -39,12 +41,13 @@ const Program& infer_program() {
       .shown = is_shown_without_training,
       .examples = "  megashard infer --hf-model DIR --data-path data --log-probs out.npy\n"
                   "  megashard infer --hf-model REFERENCE --data-path pairs --into ref_log_probs\n"
+                  "  megashard infer --hf-model REWARD_MODEL --data-path data --scores out.npy\n"
                   "  megashard infer run.yaml --load runs/a --generate 64 --generated out.npy\n"};
   return program;
 }
 
 struct InferFlags {
-  std::optional<std::string> log_probs, into, generated;
+  std::optional<std::string> log_probs, into, scores, generated;
   int64_t new_tokens = 0;  // of --generate
 };
 
@@ -53,12 +56,13 @@ InferFlags infer_flags(const std::map<std::string, std::string>& own, Mistakes& 
     const auto found = own.find(flag);
     return found == own.end() ? std::nullopt : std::optional(found->second);
   };
-  InferFlags flags{value(kLogProbs), value(kInto), value(kGenerated)};
+  InferFlags flags{value(kLogProbs), value(kInto), value(kScores), value(kGenerated)};
   const auto number = value(kGenerate);
   mistakes.require(number.has_value() == flags.generated.has_value(),
                    "--generate N and --generated FILE.npy belong together; give both.");
-  mistakes.require(flags.log_probs || flags.into || flags.generated || number,
-                   "there is nothing to do; give --log-probs FILE.npy, --into COLUMN or --generate N.");
+  mistakes.require(flags.log_probs || flags.into || flags.scores || flags.generated || number,
+                   "there is nothing to do; give --log-probs FILE.npy, --into COLUMN, --scores FILE.npy or --generate "
+                   "N.");
   if (!number) return flags;
   flags.new_tokens = parse_integer(*number).value_or(0);
   mistakes.require(flags.new_tokens >= 1, "--generate takes a number of tokens, got \"" + *number + "\".");
@@ -79,6 +83,7 @@ void infer(const InferenceRun& run, const InferFlags& flags) {
   if (flags.into)
     outputs.push_back({"--into", arguments.data_path.front() + kConversationsSuffix, OutputPath::Kind::kFile});
   if (flags.log_probs) outputs.push_back({"--log-probs", *flags.log_probs, OutputPath::Kind::kFile});
+  if (flags.scores) outputs.push_back({"--scores", *flags.scores, OutputPath::Kind::kFile});
   if (flags.generated) outputs.push_back({"--generated", *flags.generated, OutputPath::Kind::kFile});
   try_output_paths(outputs, run.session.groups.world);
   const ProcessGroupPtr& readers = run.readers;
@@ -86,8 +91,9 @@ void infer(const InferenceRun& run, const InferFlags& flags) {
   const int64_t batch = *arguments.micro_batch_size, length = *arguments.seq_length;
   const GenerationOptions greedy{
       .max_new_tokens = flags.new_tokens, .sampling = {.temperature = 0}, .ends = end_of_text_ids(arguments)};
-  std::optional<NpyFile> log_probs, generated;
+  std::optional<NpyFile> log_probs, of_texts, generated;
   if (run.is_first() && flags.log_probs) log_probs.emplace(*flags.log_probs, at::kFloat, length);
+  if (run.is_first() && flags.scores) of_texts.emplace(*flags.scores, at::kFloat, 1);
   if (run.is_first() && flags.generated) generated.emplace(*flags.generated, at::kLong, flags.new_tokens);
   at::Tensor column;  // a value for each token of the set
   int64_t filled = 0;
@@ -113,6 +119,10 @@ void infer(const InferenceRun& run, const InferFlags& flags) {
       }
       sum += all.sum(at::kDouble).item<double>();
     }
+    if (flags.scores) {
+      const auto all = gather_rows(scores(model, mine, run.ranks), batch, readers, device).narrow(0, 0, rows);
+      if (of_texts) of_texts->append(all);
+    }
     if (flags.generated) {
       const auto prompts = data.prompts(std::move(mine), first, PromptEnd::kLastAnswer);
       const auto own = generate(model, prompts, {}, greedy, run.ranks);
@@ -126,6 +136,10 @@ void infer(const InferenceRun& run, const InferFlags& flags) {
     const std::string where = flags.log_probs ? *flags.log_probs : "column " + *flags.into + " of the data";
     sink(Severity::kNotice, c10::str("log-probabilities of ", documents, " documents: mean ",
                                      sum / static_cast<double>(data.tokens() - documents), " a token, in ", where));
+  }
+  if (of_texts) {
+    of_texts->finish();
+    sink(Severity::kNotice, c10::str("scores of ", documents, " documents, in ", *flags.scores));
   }
   if (generated) {
     generated->finish();
