@@ -162,6 +162,12 @@ const RollKey kWorker[] = {
     {"opd_kl_coef"},
 };
 
+void take_model_type(const V& value, W& worker, A&) {
+  if (worker.loss.pipeline != RollPipeline::kValues)
+    value.fail("is " + value.text() + ", but only a critic has another head here; remove it");
+  worker.unused.push_back(value.key + ": the head of a critic is `score`");
+}
+
 const RollKey kModel[] = {
     flag_key<kHfModel>("model_name_or_path"),
     {"freeze_module_prefix", take_freeze},
@@ -170,7 +176,7 @@ const RollKey kModel[] = {
      [](const V& value, W& worker, A&) { worker.recompute_reentrant = value.boolean(); }},
     {"dtype", [](const V& value, W&, A&) { value.dtype(); }},  // checked only: param_dtype is the compute dtype
     flag_key<kContext>("ulysses_size"),
-    {"model_type"},
+    {"model_type", take_model_type},
     {"model_config_kwargs"},
     {"moe_aux_loss_coef"},
     {"max_pixels", take_pixels<kMaxPixels>, true},
@@ -277,9 +283,9 @@ std::span<const RollKey> roll_wrap_keys() { return kWrap; }
 std::string with_roll_keys(const std::string& message) {
   std::set<std::string> keys;
   using enum RollPipeline;
-  for (const auto table :
-       {roll_pipeline_keys(), roll_worker_keys(), roll_model_keys(), roll_training_keys(), roll_strategy_keys(),
-        roll_loss_keys(kPairs), roll_loss_keys(kAnswers), roll_loss_worker_keys(kAnswers)}) {
+  for (const auto table : {roll_pipeline_keys(), roll_worker_keys(), roll_model_keys(), roll_training_keys(),
+                           roll_strategy_keys(), roll_loss_keys(kPairs), roll_loss_keys(kAnswers),
+                           roll_loss_keys(kValues), roll_loss_keys(kDistilled), roll_loss_worker_keys(kAnswers)}) {
     for (const auto& key : table) {
       if (key.flag != nullptr && names_flag(message, key.flag)) keys.insert(c10::str(key.name, " for ", key.flag));
     }
@@ -294,7 +300,6 @@ const std::vector<MissingFunction>& missing_functions() {
       {"model_args", "adapter_name_or_path", {}, "adapters come from --load here"},
       {"model_args", "additional_target", {}, "nothing but adapters is trained beside them here"},
       {"model_args", "moe_aux_loss_coef", {}, "router_aux_loss_coef of config.json decides"},
-      {"model_args", "model_type", {}, "reward and value models are not in this version"},
       {"model_args", "model_config_kwargs", {}, "config.json of the model decides"},
   };
   return all;

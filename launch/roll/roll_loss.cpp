@@ -34,8 +34,6 @@ constexpr std::array kClasses{
     WorkerClass{"roll.pipeline.distill.distill_worker.StudentWorker", RollPipeline::kDistilled},
 };
 
-constexpr const char* kTrainTexts = "--objective next-token trains it on texts, without that";
-
 bool has_any_key(const YAML::Node& root, std::initializer_list<const char*> keys) {
   return std::ranges::any_of(keys, [&](const char* key) { return root[key].IsDefined(); });
 }
@@ -46,14 +44,6 @@ RollPipeline pipeline_of_keys(const YAML::Node& root) {
     return RollPipeline::kAnswers;
   if (has_any_key(root, {"beta", "ipo", "label_smoothing", "chosen_key", "rejected_key"})) return RollPipeline::kPairs;
   return has_any_key(root, {"rollout_batch_size"}) ? RollPipeline::kAnswers : RollPipeline::kTexts;
-}
-
-/// The refusal of a pipeline that trains nothing that is here.
-std::string why_not_here(RollPipeline pipeline) {
-  if (pipeline == RollPipeline::kValues) return "learns the values of states, and value models are not in this version";
-  if (pipeline == RollPipeline::kDistilled)
-    return "learns a teacher's probabilities, and there is no distillation in this version";
-  return "";
 }
 
 /// The loss of answers by ROLL's names.
@@ -124,6 +114,8 @@ std::string flags_of(const Arguments& arguments) {
 
 std::string RollLoss::objective() const {
   if (pipeline == RollPipeline::kTexts) return kNextToken;
+  if (pipeline == RollPipeline::kValues) return "value";
+  if (pipeline == RollPipeline::kDistilled) return "distill";
   return pipeline == RollPipeline::kPairs ? "dpo" : pipeline == RollPipeline::kAnswers ? "policy" : "";
 }
 
@@ -148,9 +140,6 @@ void find_roll_pipeline(const YAML::Node& root, const YamlValue& own, RollWorker
                                                : pipeline_of_keys(root);
     if (has_any_key(root, {"custom_envs", "train_env_manager"})) loss.actor = RollActor::kAgentic;
   }
-  if (const auto why = why_not_here(loss.pipeline); !why.empty()) {
-    loss.refused.push_back(yaml_place(own.source, own.node) + own.key + " " + why + "; " + kTrainTexts + ".");
-  }
 }
 
 void take_roll_loss(RollWorker& worker, Arguments& arguments) {
@@ -162,6 +151,7 @@ void take_roll_loss(RollWorker& worker, Arguments& arguments) {
   if (worker.role == "sft_train") arguments.calculate_per_token_loss = true;
   if (loss.pipeline == RollPipeline::kPairs) take_pairs(loss, worker, arguments);
   if (loss.pipeline == RollPipeline::kAnswers) take_answers(loss, arguments);
+  if (loss.pipeline == RollPipeline::kValues) set_of_loss(arguments, "--value-aggregation", "seq-mean-token-mean");
 }
 
 bool is_roll_loss_replaced(const RollWorker& worker, const Arguments& arguments) {
@@ -190,7 +180,7 @@ std::optional<int64_t> roll_pipeline_steps(const RollWorker& worker, int64_t glo
   if (!loss.max_steps && worker.max_steps > 0) return worker.max_steps;
   const int64_t steps = loss.max_steps.value_or(kDefaultSteps);
   if (loss.pipeline == RollPipeline::kPairs) return std::min(steps, of_epochs());
-  if (loss.pipeline != RollPipeline::kAnswers) return std::nullopt;
+  if (loss.pipeline != RollPipeline::kAnswers && loss.pipeline != RollPipeline::kValues) return std::nullopt;
   const int64_t answers = loss.is_agentic() ? 1 : loss.answers_of_prompt;
   const int64_t iterations =
       std::max<int64_t>(1, steps * loss.rollout_batch_size * answers * loss.ppo_epochs / global_batch);

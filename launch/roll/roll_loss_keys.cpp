@@ -11,8 +11,6 @@ using V = YamlValue;
 using W = RollWorker;
 using A = Arguments;
 
-constexpr const char* kNoEntropy = "losses have no entropy here; write 0";
-
 /// Notes that the file's loss cannot be trained here.
 void refuse_loss(const V& value, W& worker, const std::string& why) {
   worker.loss.refused.push_back(yaml_place(value.source, value.node) + value.key + " is " +
@@ -78,8 +76,10 @@ void take_ratio(const V& value, W& worker, A&) {
   if (text == "segment") refuse_loss(value, worker, "there are no ratios of turns here; write token");
 }
 
-void take_entropy(const V& value, W& worker, A&) {
-  if (value.number() > 0) refuse_loss(value, worker, kNoEntropy);
+constexpr char kEntropy[] = "--policy-entropy-coefficient";
+
+void take_entropy(const V& value, W&, A& arguments) {
+  if (value.number() > 0) arguments.objective_options[kEntropy] = value.number();
 }
 
 /// Reads the known keys of a map in train_infer_correction.
@@ -142,6 +142,45 @@ const RollKey kPairKeys[] = {
     {"ipo", take_truth<&RollLoss::ipo>},
 };
 
+constexpr char kValueClip[] = "--value-clip";
+
+/// A model of the pipeline that is this worker's unless it names one itself.
+void take_model(const V& value, W&, A& arguments) {
+  if (!arguments.hf_model) set_option(*find_option("--hf-model"), value, arguments);
+}
+
+const RollKey kValueKeys[] = {
+    {"max_steps", take_steps},
+    {"rollout_batch_size", take_count<&RollLoss::rollout_batch_size>},
+    {"num_return_sequences_in_group", take_count<&RollLoss::answers_of_prompt>},
+    {"ppo_epochs", take_count<&RollLoss::ppo_epochs>},
+    {"value_clip", take_flag<kValueClip>, false, kValueClip},
+    {"reward_pretrain", take_model},
+    {"pretrain"},
+};
+
+constexpr char kDistillWeight[] = "--distill-weight", kDivergence[] = "--distill-divergence",
+               kTemperature[] = "--distill-temperature", kTeacherTemperature[] = "--distill-teacher-temperature",
+               kAlpha[] = "--distill-adaptive-alpha", kSkew[] = "--distill-skew";
+
+void take_top(const V& value, W& worker, A&) {
+  if (value.integer(0) == 0)
+    return refuse_loss(value, worker, "a teacher's whole vocabulary is not read here; write a number of tokens");
+  worker.unused.push_back(value.key + ": the data have so many tokens as they have");
+}
+
+const RollKey kDistilledKeys[] = {
+    {"distill_loss_weight", take_flag<kDistillWeight>, false, kDistillWeight},
+    {"kd_objective", take_flag<kDivergence>, false, kDivergence},
+    {"kd_temperature", take_flag<kTemperature>, false, kTemperature},
+    {"teacher_temperature", take_flag<kTeacherTemperature>, false, kTeacherTemperature},
+    {"adaptive_kl_alpha", take_flag<kAlpha>, false, kAlpha},
+    {"skew_lambda", take_flag<kSkew>, false, kSkew},
+    {"logits_topk", take_top},
+    {"student_pretrain", take_model},
+    {"pretrain"},
+};
+
 const RollKey kAnswerKeys[] = {
     {"max_steps", take_steps},
     {"rollout_batch_size", take_count<&RollLoss::rollout_batch_size>},
@@ -155,7 +194,7 @@ const RollKey kAnswerKeys[] = {
     {"loss_agg_mode", take_aggregation, false, "--policy-aggregation"},
     {"use_kl_loss", take_truth<&RollLoss::has_kl>},
     {"kl_loss_coef", take_number<&RollLoss::kl>, false, "--policy-kl"},
-    {"entropy_loss_coef", take_entropy},
+    {"entropy_loss_coef", take_entropy, false, kEntropy},
     {"importance_sampling", take_importance},
     {"ratio_type", take_ratio},
     {"rl_loss_coef", take_default</*is_weight=*/false>},
@@ -199,6 +238,8 @@ const RollKey kAnswerWorkerKeys[] = {
 std::span<const RollKey> roll_loss_keys(RollPipeline pipeline) {
   if (pipeline == RollPipeline::kPairs) return kPairKeys;
   if (pipeline == RollPipeline::kAnswers) return kAnswerKeys;
+  if (pipeline == RollPipeline::kValues) return kValueKeys;
+  if (pipeline == RollPipeline::kDistilled) return kDistilledKeys;
   return {};
 }
 

@@ -1,4 +1,4 @@
-"""ROLL's files of dpo and rlvr: the runs that flags of --objective make."""
+"""ROLL's files of dpo, rlvr, a critic and a student: the runs that flags of --objective make."""
 import json
 
 import pytest
@@ -44,6 +44,24 @@ train_infer_correction: {{is_weight: {{enabled: true}}}}
 rewards: {{math_rule: {{}}}}
 """, "--objective policy --policy-aggregation seq-mean-token-mean --policy-clip-high 0.28 --policy-dual-clip 1.4 "
      "--policy-kl 0.05 --policy-infer-correction 1.2 --micro-batch-size 1 --global-batch-size 4 --train-iters 6"),
+    "critic": (WORKER.replace("CLASS", "base_worker.CriticWorker").replace("pretrain:", "reward_pretrain:") + f"""
+prompt_length: 8
+response_length: {LENGTH - 8}
+max_steps: 2
+rollout_batch_size: 12
+adv_estimator: gae
+value_clip: 0.3
+""", "--objective value --value-aggregation seq-mean-token-mean --value-clip 0.3 --micro-batch-size 1 "
+     "--global-batch-size 4 --train-iters 6"),
+    "distill": (WORKER.replace("CLASS", "distill.distill_worker.StudentWorker")
+                .replace("pretrain:", "student_pretrain:").replace("num_train_epochs: 9", "num_train_epochs: 1") + f"""
+sequence_length: {LENGTH}
+logits_topk: 4
+distill_loss_weight: 0.85
+kd_objective: reverse_kl
+kd_temperature: 2
+""", "--objective distill --distill-weight 0.85 --distill-divergence reverse_kl --distill-temperature 2 "
+     "--micro-batch-size 1 --global-batch-size 4 --train-iters 6"),
 }
 
 
@@ -57,7 +75,11 @@ def data(folder):
     log_probs = lambda: -torch.rand(sum(lengths), generator=random) - 3.7  # about log(1 / 64)
     write_conversation_set(folder / "data", texts, [[0] * 6 + [1] * (length - 6) for length in lengths],
                            advantages=torch.randn(sum(lengths), generator=random), ref_log_probs=log_probs(),
-                           old_log_probs=log_probs(), infer_logprobs=log_probs())
+                           old_log_probs=log_probs(), infer_logprobs=log_probs(),
+                           returns=torch.randn(sum(lengths), generator=random),
+                           values=torch.randn(sum(lengths), generator=random),
+                           teacher_topk_ids=torch.randint(0, 64, (sum(lengths), 4), generator=random).int(),
+                           teacher_topk_log_probs=-torch.rand(sum(lengths), 4, generator=random))
     return f"--from-scratch --data-path {folder / 'data'} --split 1,0,0 --eval-iters 0"
 
 

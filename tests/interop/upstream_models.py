@@ -84,7 +84,7 @@ class Workshop:
 
     @functools.cache
     def answers(self, family, **limits):
-        """Sampled answers to prompts, with their advantages and a reference's log-probabilities."""
+        """Sampled answers to prompts, with the columns that losses read."""
         prefix = self.folder / f"answers_{family}"
         random = torch.Generator().manual_seed(0)
         source = prefix
@@ -96,7 +96,10 @@ class Workshop:
         with safe_open(f"{source}.vision.safetensors", "pt") as file:
             chats, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
         values = torch.randn(2, len(chats["tokens"]), generator=random)
-        save_file({**chats, "column.advantages": values[0].contiguous(), "column.ref_log_probs": -values[1].exp()},
+        save_file({**chats, "column.advantages": values[0].contiguous(), "column.ref_log_probs": -values[1].exp(),
+                   "column.returns": values[0].contiguous(),
+                   "column.teacher_topk_log_probs": -values.abs().t().contiguous(),
+                   "column.teacher_topk_ids": torch.randint(3, 60, (values.size(1), 2), generator=random)},
                   f"{prefix}.vision.safetensors", facts)
         return prefix
 

@@ -223,7 +223,8 @@ def roll_worker(entry, folder, workshop):
         family = next(family for mark, family in HUB if mark in file[key])
         file[key] = str(workshop.model(family))
     own = worker.get("model_args", {}).get("model_name_or_path", "").strip("${}")
-    used = own or {"student": "student_pretrain", "teacher": "teacher_pretrain"}.get(entry["role"], "pretrain")
+    of_roles = {"student": "student_pretrain", "teacher": "teacher_pretrain", "critic": "reward_pretrain"}
+    used = own or of_roles.get(entry["role"], "pretrain")
     family = os.path.basename(file[used])
     if used not in ("pretrain", own):  # ROLL's pipeline gives the worker its model
         worker["model_args"]["model_name_or_path"] = file[used]
@@ -248,7 +249,7 @@ def roll_worker(entry, folder, workshop):
     (folder / "run").mkdir(exist_ok=True)
     config = write_yaml(folder / "run" / "config.yaml", file)
     limits = {f"image_{key}": model[key] for key in ("max_pixels", "min_pixels") if key in model}
-    if entry["role"] == "actor_train":
+    if entry["role"] in ("actor_train", "critic", "student"):
         data = workshop.answers(family, **limits)
     else:
         data = workshop.conversations(family, **limits) if family in VISION_FAMILIES else workshop.documents()

@@ -84,13 +84,14 @@ TEST(RollLoss, AnswersAreAPolicy) {
       train(rlvr("pg_clip: 0.1\nuse_pg_clip_range: true\npg_clip_low: 0.3\ndual_clip_loss: true\n"
                  "loss_agg_mode: token-mean\nuse_kl_loss: true\nkl_loss_coef: 0.01\nppo_epochs: 2\n"
                  "train_infer_correction: {is_weight: {enabled: true, upper_bound: 1.5}, filters: [{enabled: "
-                 "false}]}\nentropy_loss_coef: 0\nrl_loss_coef: 1\nlength_loss_weight: false"));
+                 "false}]}\nentropy_loss_coef: 0.02\nrl_loss_coef: 1\nlength_loss_weight: false"));
   EXPECT_EQ(all["--policy-clip-low"], "0.3");
   EXPECT_EQ(all["--policy-clip-high"], "0.2");
   EXPECT_EQ(all["--policy-dual-clip"], "1.2") << "by pg_clip, not by the range";
   EXPECT_EQ(all["--policy-aggregation"], "token-mean");
   EXPECT_EQ(all["--policy-kl"], "0.01");
   EXPECT_EQ(all["--policy-infer-correction"], "1.5");
+  EXPECT_EQ(all["--policy-entropy-coefficient"], "0.02");
   EXPECT_EQ(all.arguments.train_iters, 48);
   EXPECT_EQ(train(rlvr("use_kl_loss: false\nkl_loss_coef: 0.01"))["--policy-kl"], "0.0");
   const auto norm = train(rlvr("loss_agg_mode: seq-mean-token-sum-norm"));
@@ -133,12 +134,46 @@ TEST(RollLoss, RatiosOfAnswersAreGspoWhereTheGradientsAreTheSame) {
               HasSubstr("and not with adv_estimator gae"));
 }
 
+TEST(RollLoss, CriticsLearnValues) {
+  const auto plain = train(kRlvr, "", {}, "critic");
+  EXPECT_EQ(plain.arguments.objective, "value");
+  EXPECT_EQ(plain["--value-aggregation"], "seq-mean-token-mean");
+  EXPECT_EQ(plain["--value-clip"], "0.0");
+  EXPECT_EQ(plain.arguments.train_iters, 3 * 16 * 4 / (2 * 2 * 2)) << "as many as of the actor";
+  EXPECT_THAT(plain.told, HasSubstr("critic: its loss is --objective value --value-aggregation seq-mean-token-mean"));
+  const auto clipped =
+      train(rlvr("value_clip: 0.5\nentropy_loss_coef: 1"), "model_args: {model_type: trl}", {}, "critic");
+  EXPECT_EQ(clipped["--value-clip"], "0.5");
+  EXPECT_EQ(train(rlvr("pretrain: a\nreward_pretrain: b"), "", {}, "critic").arguments.hf_model, "b");
+  EXPECT_THAT(clipped.told, HasSubstr("critic.model_args.model_type: the head of a critic is `score`"));
+  EXPECT_EQ(train(kRlvr, "worker_cls: roll.pipeline.base_worker.CriticWorker").arguments.objective, "value");
+  EXPECT_THAT(usage_error([] { train(kRlvr, "model_args: {model_type: trl}"); }),
+              HasSubstr("model_type is trl, but only a critic has another head here; remove it"));
+}
+
+TEST(RollLoss, StudentsLearnATeachersProbabilities) {
+  const auto plain = train("student_pretrain: a\npretrain: b\nlogits_topk: 8\nsequence_length: 16", "", {}, "student");
+  EXPECT_EQ(plain.arguments.objective, "distill");
+  EXPECT_EQ(plain.arguments.hf_model, "a");
+  EXPECT_EQ(plain["--distill-weight"], "0.5");
+  EXPECT_EQ(plain["--distill-divergence"], "forward_kl");
+  EXPECT_EQ(plain.arguments.train_iters, 40 / 8 * 1) << "an epoch";
+  const auto all = train("distill_loss_weight: 0.85\nkd_objective: adaptive_kl\nkd_temperature: 2\n"
+                         "teacher_temperature: 0.5\nadaptive_kl_alpha: 0.4\nskew_lambda: 0.2",
+                         "", {}, "student");
+  EXPECT_THAT(all.told, HasSubstr("its loss is --objective distill --distill-weight 0.85 --distill-divergence "
+                                  "adaptive_kl --distill-temperature 2.0 --distill-teacher-temperature 0.5 "
+                                  "--distill-adaptive-alpha 0.4 --distill-skew 0.2"));
+  EXPECT_THAT(usage_error([] { train("logits_topk: 0", "", {}, "student"); }),
+              HasSubstr("logits_topk is 0, but a teacher's whole vocabulary is not read here"));
+  EXPECT_THAT(usage_error([] { train("kd_objective: kl", "", {}, "student"); }), HasSubstr("forward_kl"));
+}
+
 TEST(RollLoss, WhatIsNotHereIsRefusedByName) {
   struct Row {
     const char *pipeline, *worker, *message;
   };
   const Row rows[] = {
-      {"entropy_loss_coef: 0.01", "", "x.yaml:8: entropy_loss_coef is 0.01, but losses have no entropy here; write 0."},
       {"rl_loss_coef: 0.5", "", "rl_loss_coef is 0.5, but the loss is not scaled here; write 1."},
       {"difficulty_loss_weight: true", "", "difficulty_loss_weight is true, but answers are not weighed here"},
       {"length_loss_weight: true", "", "length_loss_weight is true, but"},
@@ -157,28 +192,22 @@ TEST(RollLoss, WhatIsNotHereIsRefusedByName) {
        "actor_train.topr_negative_weight is 0.5, but answers are not weighed by their score here"},
       {"", "pg_variant: sapo", "pg_variant takes one of vanilla, ppo"},
       {"", "worker_cls: mine.Worker", "actor_train.worker_cls is mine.Worker, a class whose loss is not known here"},
-      {"", "worker_cls: roll.pipeline.base_worker.CriticWorker", "value models are not in this version"},
   };
   for (const auto& [pipeline, worker, message] : rows)
     EXPECT_THAT(usage_error([&] { train(rlvr(pipeline), worker); }), HasSubstr(message)) << pipeline << worker;
-  EXPECT_THAT(usage_error([] { train(kRlvr, "", {}, "critic"); }),
-              HasSubstr("critic learns the values of states, and value models are not in this version"));
-  EXPECT_THAT(usage_error([] { train("kd_objective: forward_kl", "", {}, "student"); }),
-              HasSubstr("student learns a teacher's probabilities, and there is no distillation in this version; "
-                        "--objective next-token trains it on texts, without that."));
 }
 
 TEST(RollLoss, TheCommandLineDecides) {
   const std::vector<std::string> texts{"--objective", "next-token"};
-  const auto language = train(rlvr("entropy_loss_coef: 0.01"), "", texts);
+  const auto language = train(rlvr("rl_loss_coef: 0.5"), "", texts);
   EXPECT_EQ(language.arguments.objective, "next-token");
   EXPECT_EQ(language.arguments.train_iters, 40 / 8) << "an epoch of the data";
   EXPECT_THAT(language.told, HasSubstr("actor_train: --objective next-token replaces the loss of the file"));
   EXPECT_EQ(train("kd_objective: forward_kl", "", texts, "student").arguments.objective, "next-token");
   EXPECT_THAT(usage_error([] {
-                train(rlvr("entropy_loss_coef: 0.01"), "", {"--objective", "policy"});
+                train(rlvr("rl_loss_coef: 0.5"), "", {"--objective", "policy"});
               }),
-              HasSubstr("losses have no entropy here"));
+              HasSubstr("the loss is not scaled here"));
   EXPECT_EQ(train(kRlvr, "", {"--policy-clip-low", "0.4"})["--policy-clip-low"], "0.4");
   EXPECT_EQ(train(kRlvr, "", {"--policy-clip-low", "0.4"})["--policy-clip-high"], "0.2");
   EXPECT_EQ(train(kRlvr, "", {"--seq-length", "9"}).arguments.seq_length, 9);
@@ -192,7 +221,7 @@ TEST(RollLoss, TextsAreNextTokens) {
   EXPECT_EQ(train("sequence_length: 16").arguments.objective, "next-token");
   Arguments arguments;
   const auto frozen =
-      std::string(kRlvr) + "entropy_loss_coef: 1\nreference: {strategy_args: {strategy_name: fsdp2_infer}}";
+      std::string(kRlvr) + "rl_loss_coef: 0.5\nreference: {strategy_args: {strategy_name: fsdp2_infer}}";
   parse_roll_worker(frozen, "x.yaml", "reference", arguments);
   EXPECT_EQ(arguments.objective, "next-token") << "a worker that is not trained has no loss";
   EXPECT_EQ(arguments.seq_length, 64);

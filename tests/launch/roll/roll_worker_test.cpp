@@ -204,7 +204,7 @@ TEST(RollWorker, MistakesAreErrors) {
       {"ulysses_size: 1", "lora_target: [q_proj, all-router]", "adapters are of linear layers only"},
       {"ulysses_size: 1", "lora_rank: 0", "takes a whole number of at least 1"},
       {"ulysses_size: 1", "additional_target: embed_tokens", "nothing but adapters is trained"},
-      {"model_type: ~", "model_type: trl", "reward and value models"},
+      {"model_type: ~", "model_type: trl", "only a critic has another head here"},
       {"param_dtype: bf16", "param_dtype: int8", "param_dtype takes one of fp16, bf16, fp32, fp64, got"},
       {"fsdp_size: 8", "fsdp_size: many", "takes a whole number of at least -1, got \"many\"."},
       {"reshard_after_forward: true", "reshard_after_forward: 2", "takes true or false"},
