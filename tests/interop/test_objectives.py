@@ -69,8 +69,9 @@ def unpaired(pairs):
             enumerate(pairs)]
 
 
-def trained_by_trl(folder, pairs, kind):
-    """The loss, the gradient norm and the rewards of each step."""
+def trained_by_trl(folder, pairs, kind, model=None):
+    """The loss, the gradient norm and the rewards of each step. model: instead of the policy and a reference, one with
+    adapters, which its base is the reference of."""
     import trl
     from datasets import Dataset
     from trl.experimental import cpo, orpo
@@ -101,8 +102,8 @@ def trained_by_trl(folder, pairs, kind):
         adam_beta2=0.999, adam_epsilon=1e-8, optim="adamw_torch", bf16=False, gradient_checkpointing=False,
         disable_dropout=True, use_cpu=True, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
         **{"max_length": None if name in ("DPO", "KTO") else 64}, **more)
-    reference = {"ref_model": network(2)} if name in ("DPO", "KTO") else {}
-    trainer = InOrder(model=network(1), train_dataset=Dataset.from_list(rows), processing_class=tokenizer(),
+    reference = {"ref_model": network(2)} if name in ("DPO", "KTO") and model is None else {}
+    trainer = InOrder(model=model or network(1), train_dataset=Dataset.from_list(rows), processing_class=tokenizer(),
                       args=arguments, **reference)
     trainer.train()
     logs = [log for log in trainer.state.log_history if "grad_norm" in log]
@@ -194,6 +195,57 @@ def test_adapters_are_left_out_for_the_reference(folder, data):
     column, _ = megashard.pretrain(folder, *flags, "--data-path", folder / "bare", ranks=2, defaults=TRAINING)
     assert megashard.losses(without) == pytest.approx(megashard.losses(column), rel=1e-6)
     assert without[-1]["rewards/margins"] != 0
+
+
+def expect_trls(steps, trained):
+    assert len(steps) == STEPS == len(trained)
+    for step, theirs in zip(steps, trained):
+        assert step["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+        assert step["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        for metric in METRICS:
+            assert step[metric] == pytest.approx(theirs[metric], abs=1e-4), metric  # AdamW follows signs
+
+
+def test_adapters_train_as_trls(folder, pairs, data):
+    """TRL with PEFT, from the adapters that we begin with; the base is the reference on both sides."""
+    from peft import PeftModel
+
+    network(1).save_pretrained(folder / "base")
+    flags = ["--hf-model", folder / "base", "--data-path", folder / "bare_rows", "--lora-r", 2, "--lora-alpha", 4,
+             "--lora-target-modules", "q_proj", "v_proj", "down_proj", *DPO.split()]
+    megashard.pretrain(folder, *flags, "--train-iters", 1, "--lr", 0, "--min-lr", 0, "--save-hf", folder / "begin",
+                       defaults=TRAINING)
+    model = PeftModel.from_pretrained(network(1), folder / "begin" / "adapter", is_trainable=True)
+    trained = trained_by_trl(folder, pairs, "sigmoid", model)
+    assert trained[-1]["rewards/margins"] > 0.1
+    for ranks in (1, 2):
+        steps, _ = megashard.pretrain(folder, *flags, ranks=ranks, defaults=TRAINING)
+        expect_trls(steps, trained)
+
+
+def test_replicas_of_shards_train_as_trls(folder, pairs, data):
+    """HSDP: two replicas of two shards."""
+    steps, out = megashard.pretrain(
+        folder, "--hf-model", folder / "policy", "--data-path", data, *ours("sigmoid").split(), "--micro-batch-size", 2,
+        ranks=4, defaults=TRAINING, config=megashard.LAYERS + "sharding_size: 2\n")
+    assert "sharded over 2 ranks" in out
+    expect_trls(steps, trained_by_trl(folder, pairs, "sigmoid"))
+
+
+def test_a_large_vocabulary_never_has_all_logits(folder):
+    """Pairs with 150,000 words: a run holds less memory than one copy of the logits would take."""
+    words, rows, length = 150_000, 8, 256
+    Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=words, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, tie_word_embeddings=True)).save_pretrained(folder / "wide")
+    texts = torch.randint(0, words, (rows, length + 1)).tolist()
+    write_conversation_set(folder / "long", texts, [[0] * 9 + [1] * (length - 8)] * rows,
+                           ref_log_probs=torch.full((rows * (length + 1),), -12.0))
+    steps, _ = megashard.pretrain(
+        folder, "--hf-model", folder / "wide", "--data-path", folder / "long", *DPO.split(), "--seq-length", length,
+        "--micro-batch-size", rows, "--global-batch-size", rows, "--train-iters", 1, "--vocab-size", words,
+        "--logits-at-once", 2 ** 24, defaults=TRAINING)
+    assert steps[0]["peak_memory_bytes"] < rows * length * words * 4
 
 
 @pytest.mark.parametrize("objective", ["next-token", "dpo"])

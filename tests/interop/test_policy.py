@@ -11,6 +11,7 @@ import megashard
 ROWS, LENGTH, LOW, HIGH = 4, 9, 0.15, 0.3
 AGGREGATIONS = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LOSSES = ["ppo", "gspo", "cispo", "reinforce", "tis", "topr", "kimi15", "sapo", "geo_mean", "dppo_tv", "dppo_kl"]
+ALL_LOSSES = [*LOSSES, "clip_cov", "kl_cov"]
 KLS = ["k1", "k2", "k3", "abs"]
 # verl's sapo and geo_mean have one aggregation.
 CASES = [(loss, mode) for loss, mode in itertools.product(LOSSES, AGGREGATIONS)
@@ -97,6 +98,45 @@ def test_values_and_gradients(tmp_path, batch, loss, aggregation):
     assert found[1].abs().max() > 0.01 and not found[1][batch["mask"] == 0].any()
 
 
+def of_each_row(batch, loss_of):
+    """The sum of the rows' losses by their tokens: a micro batch chooses by its own covariances."""
+    counts = batch["mask"].sum(1)
+
+    def total(log_probs):
+        rows = [loss_of({name: each[row:row + 1] for name, each in batch.items()}, log_probs[row:row + 1])
+                * counts[row] for row in range(ROWS) if counts[row] > 0]
+        return sum(rows) / counts.sum()
+
+    return expected(batch, total)
+
+
+@pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_tokens_by_their_covariance(tmp_path, batch, loss, share):
+    """A random choice cannot be compared: clip_cov chooses from one token, or all that are within the bounds."""
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    algorithms, _ = verl()
+    low, high = (0.16, 9) if share < 0.1 else (0.03, 9)
+    if loss == "clip_cov" and share > 0.1:
+        share = 1.0
+    config = ActorConfig(
+        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=LOW, clip_ratio_high=HIGH,
+        policy_loss=PolicyLossConfig(clip_cov_ratio=share, clip_cov_lb=low, clip_cov_ub=high, kl_cov_ratio=share,
+                                     ppo_kl_coef=0.7))
+    function = algorithms.get_policy_loss_fn(loss)
+    wanted = of_each_row(batch, lambda row, log_probs: function(
+        old_log_prob=row["old_log_probs"], log_prob=log_probs, advantages=row["advantages"],
+        response_mask=row["mask"], loss_agg_mode="token-mean", config=config)[0])
+    found = ours(tmp_path, batch, "--policy-loss", ALL_LOSSES.index(loss), "--policy-clip-low", LOW,
+                 "--policy-clip-high", HIGH, "--policy-cov-share", share, "--policy-cov-low", low, "--policy-cov-high",
+                 high, "--policy-cov-kl", 0.7)
+    expect_equal(found, wanted)
+    plain = ours(tmp_path, batch, "--policy-clip-low", LOW if loss == "clip_cov" else 1000, "--policy-clip-high",
+                 HIGH if loss == "clip_cov" else 1000)
+    assert not torch.equal(found[1], plain[1])  # some token was chosen
+
+
 def test_on_policy_the_weights_are_the_advantages(tmp_path, batch):
     batch = {name: each for name, each in batch.items() if name != "old_log_probs"}
     _, gradient = ours(tmp_path, batch)
@@ -154,3 +194,24 @@ def by_answers(batch, aggregation):
         return algorithms.agg_loss(losses, mask, aggregation)
 
     return expected(batch, loss_of)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_entropy_lowers_the_loss(tmp_path, batch, aggregation):
+    """As verl's and ROLL's: minus the coefficient times the entropies, aggregated as the loss."""
+    algorithms, _ = verl()
+    entropies = torch.rand(ROWS, LENGTH) * 3
+    names = {name: batch[name] for name in ("advantages", "old_log_probs")}
+    save_file({"token_losses": -batch["log_probs"], "loss_mask": batch["mask"], "output.entropies": entropies, **names},
+              tmp_path / "in.safetensors")
+    losses = []
+    for coefficient in (0, 0.3):
+        megashard.run(megashard.INTEROP / "objective_values", tmp_path / "in.safetensors", tmp_path / "out.safetensors",
+                      "policy", "--policy-aggregation", AGGREGATIONS.index(aggregation), "--policy-entropy-coefficient",
+                      coefficient)
+        losses.append(load_file(tmp_path / "out.safetensors"))
+    wide = entropies.double().requires_grad_()
+    wanted = -0.3 * algorithms.agg_loss(wide, batch["mask"].double(), aggregation)
+    torch.testing.assert_close(losses[1]["loss"] - losses[0]["loss"], wanted.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(losses[1]["grad.entropies"], torch.autograd.grad(wanted, wide)[0].float())
+    assert torch.equal(losses[0]["grad"], losses[1]["grad"]) and "grad.entropies" not in losses[0]
