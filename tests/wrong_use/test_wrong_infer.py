@@ -48,7 +48,8 @@ def infer(*words, model="whole", data="long", length="39"):
 
 LOG_PROBS = ["--log-probs", "{folder}/out.npy"]
 CASES = {
-    "nothing to do": (infer(), USAGE, "nothing to do; give --log-probs FILE.npy, --into COLUMN or --generate N"),
+    "nothing to do": (infer(), USAGE, "nothing to do; give --log-probs FILE.npy, --into COLUMN, --scores FILE.npy or "
+                      "--generate N"),
     "a number without a file": (infer("--generate", "3"), USAGE,
                                 "--generate N and --generated FILE.npy belong together"),
     "a file without a number": (infer("--generated", "x.npy"), USAGE,
