@@ -12,6 +12,7 @@
 
 #include "framework/arguments/argument_value.h"
 #include "framework/arguments/saved_arguments.h"
+#include "framework/objectives/objectives.h"
 #include "framework/training/trainer.h"
 #include "launch/plan/device_file.h"
 #include "launch/plan/quiet_callbacks.h"
@@ -156,6 +157,9 @@ RunPlan plan_of_rank_0(CommandLine line, int world_size, const PlanChange& chang
     apply_files(line, kPlanned, world_size, sink);
     if (line.arguments.use_checkpoint_args) take_checkpoint_arguments(line.arguments, sink);
   });
+  TORCH_CHECK(!make_objective(line.arguments.objective, line.arguments.objective_options)->needs().values,
+              "steps of --objective ", line.arguments.objective,
+              " are not planned, for they have another head; plan without it, for the same model with lm_head");
   line.arguments = planned_arguments(line.arguments, world_size, change);
   RunPlan plan = validate_run(std::move(line), kPlanned,
                               {.rank = 0, .world_size = world_size, .local_world_size = world_size}, sink);
