@@ -162,6 +162,12 @@ def test_infer_scores_texts(folder, data, ranks, more):
     assert "is `score`, which gives no log-probabilities; give --scores FILE.npy" in refused.stderr
 
 
+def test_a_dry_run_tells_that_it_makes_no_forecast(folder, data):
+    _, out = megashard.pretrain(folder, "--hf-model", folder / "scorer", "--data-path", data, *REWARD.split(),
+                                "--train-iters", 2, "--dry-run", defaults=TRAINING)
+    assert "no units and no forecast: steps of --objective reward are not planned" in out
+
+
 def test_resumes(folder, data):
     flags = ["--hf-model", folder / "base", "--data-path", data, *REWARD.split()]
     whole, _ = megashard.pretrain(folder, *flags, "--train-iters", 4, ranks=2, defaults=TRAINING)
