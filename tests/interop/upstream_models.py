@@ -97,9 +97,9 @@ class Workshop:
             chats, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
         values = torch.randn(2, len(chats["tokens"]), generator=random)
         save_file({**chats, "column.advantages": values[0].contiguous(), "column.ref_log_probs": -values[1].exp(),
-                   "column.returns": values[0].contiguous(),
+                   "column.returns": values[0].clone(),
                    "column.teacher_topk_log_probs": -values.abs().t().contiguous(),
-                   "column.teacher_topk_ids": torch.randint(3, 60, (values.size(1), 2), generator=random)},
+                   "column.teacher_topk_ids": torch.stack([chats["tokens"], chats["tokens"].roll(1)], 1)},
                   f"{prefix}.vision.safetensors", facts)
         return prefix
 
