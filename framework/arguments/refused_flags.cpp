@@ -113,7 +113,7 @@ void refuse_steps(CompatibilityFlags& flags) {
                {{"--calculate-per-sample-loss"}, {"--calculate-square-loss"}});
   flags.refuse("use --calculate-per-token-loss", {{"--calculate-token-loss"}});
   flags.refuse("use --dpo-nll-weight", {{"--pref-ftx", 1, "0.0"}});
-  flags.refuse("reinforcement learning is not part of this program, but of ROLL, which calls it",
+  flags.refuse("use megashard rl (docs/reinforcement_learning.md), or --objective policy",
                {{"--perform-rl-step"}, {"--stage", 1}, {"--ref-model", 1}});
   flags.refuse("replicas are never compared here; leave it out",
                {{"--check-weight-hash-across-dp-replicas-interval", 1}});

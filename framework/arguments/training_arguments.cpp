@@ -41,6 +41,10 @@ void add_objectives(std::vector<Option>& rows) {
   std::vector<std::string> names;
   for (const auto& kind : objectives()) names.push_back(kind.name);
   group.add("--objective", &A::objective, kMustMatch, "the loss (docs/objectives.md)").one_of(names);
+  group
+      .add("--loss-plugin", &A::loss_plugin, kFree,
+           "on the command line: libraries that register values of --objective, and their flags")
+      .shown_as("FILE");
   add_options_of(objectives(), group, &A::objective_options, kReport);
   group.add("--loss-by-weights", &A::loss_by_weights, kReport,
             "a forward without gradients gives each token's weight in the loss, a second pass trains by these");

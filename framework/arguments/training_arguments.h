@@ -30,6 +30,7 @@ struct TrainingArguments {
   ExitSignal exit_signal = ExitSignal::kTerm;
   bool check_for_nan_in_loss_and_grad = true;
   bool calculate_per_token_loss = false;
+  std::vector<std::string> loss_plugin;             // libraries
   std::string objective = "next-token";             // a value of objectives()
   std::map<std::string, double> objective_options;  // values of their flags, by flag
   bool loss_by_weights = false;

@@ -2,7 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 
-#include <utility>
+#include <string_view>
 
 namespace megashard {
 namespace {
@@ -13,6 +13,15 @@ std::vector<ObjectiveKind>& registered() {
   return kinds;
 }
 
+int64_t ignored_kinds = 0;
+
+bool is_own(const ObjectiveStamp& stamp) {
+  const ObjectiveStamp own;
+  return stamp.version == own.version && std::string_view(stamp.libtorch) == own.libtorch &&
+         stamp.inputs_bytes == own.inputs_bytes && stamp.batch_bytes == own.batch_bytes &&
+         stamp.loss_bytes == own.loss_bytes;
+}
+
 }  // namespace
 
 const std::vector<ObjectiveKind>& objectives() { return registered(); }
@@ -21,7 +30,15 @@ std::unique_ptr<Objective> make_objective(const std::string& name, const std::ma
   return make_of_kind(objectives(), "objective", name, options);
 }
 
-RegisterObjective::RegisterObjective(ObjectiveKind kind) { add_kind(registered(), std::move(kind)); }
+int64_t ignored_objectives() { return ignored_kinds; }
+
+RegisterObjective::RegisterObjective(const ObjectiveKind& kind, const ObjectiveStamp& stamp) {
+  if (is_own(stamp)) {
+    add_kind(registered(), kind);
+  } else {
+    ++ignored_kinds;  // `kind` may have another layout
+  }
+}
 
 namespace {
 

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/version.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -76,10 +79,23 @@ const std::vector<ObjectiveKind>& objectives();
 /// The objective of --objective NAME with the values of its flags; flags that are missing have their initial value.
 std::unique_ptr<Objective> make_objective(const std::string& name, const std::map<std::string, double>& options);
 
-/// A static object of an objective's file; makes --objective and --help know it.
-struct RegisterObjective {
-  explicit RegisterObjective(ObjectiveKind kind);
+/// Versions that an objective is compiled against. The program ignores an objective whose stamp differs from its own.
+struct ObjectiveStamp {
+  uint32_t version = 1;  ///< changes with Objective and ObjectiveKind
+  const char* libtorch = TORCH_VERSION;
+  size_t inputs_bytes = sizeof(LossInputs);
+  size_t batch_bytes = sizeof(Batch);
+  size_t loss_bytes = sizeof(Loss);
 };
+
+/// A static object of an objective's file, which is part of the program or a library of --loss-plugin; makes
+/// --objective and --help know it. Leave the default stamp.
+struct RegisterObjective {
+  explicit RegisterObjective(const ObjectiveKind& kind, const ObjectiveStamp& stamp = {});
+};
+
+/// Number of objectives that were ignored.
+int64_t ignored_objectives();
 
 inline constexpr const char* kNextToken = "next-token";
 /// Column [B, T] float32: a reference model's log-probabilities of the labels.

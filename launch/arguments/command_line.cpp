@@ -258,7 +258,7 @@ const Program& pretrain_program() {
 
 CommandLine parse_arguments(int argc, const char* const* argv, const Program& program) {
   std::vector<std::string> words(argv + 1, argv + argc);
-  load_callback_plugins(words);
+  load_plugins(words);
   for (size_t i = 0; i < words.size(); ++i) {
     if (words[i] != "--help" && words[i] != "-h") continue;
     throw HelpRequested(help_about(program, {words.begin() + static_cast<std::ptrdiff_t>(i) + 1, words.end()}));
@@ -291,7 +291,9 @@ CommandLine parse_arguments(int argc, const char* const* argv, const Program& pr
     readable = mistakes.attempt([&] { read_argument_file(*file, arguments, mistakes, log); });
   }
   reader.store();
-  for (const std::string& path : arguments.callback_plugin) mistakes.attempt([&] { load_callback_plugin(path); });
+  for (const std::string& path : arguments.callback_plugin)
+    mistakes.attempt([&] { load_plugin(kCallbackPlugin, path); });
+  for (const std::string& path : arguments.loss_plugin) mistakes.attempt([&] { load_plugin(kLossPlugin, path); });
   if (!readable) mistakes.throw_if_any();  // without the file, much would be reported as missing
   if (!line.worker) line.mindspeed = read_mindspeed(file, arguments, mistakes, log);
   if (arguments.data_args_path && arguments.data_path.empty()) {

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "framework/diagnostics.h"
+#include "framework/objectives/objectives.h"
 #include "framework/training/listener.h"
 
 namespace megashard {
@@ -62,9 +63,18 @@ std::string why_no_shared_library(const std::string& path) {
   return "";
 }
 
-namespace {
+const PluginFlag kCallbackPlugin{.flag = "--callback-plugin",
+                                 .what = "callback",
+                                 .registry = "RegisterCallback",
+                                 .known = [] { return callbacks().size(); },
+                                 .ignored = ignored_callbacks};
+const PluginFlag kLossPlugin{.flag = "--loss-plugin",
+                             .what = "objective",
+                             .registry = "RegisterObjective",
+                             .known = [] { return objectives().size(); },
+                             .ignored = ignored_objectives};
 
-constexpr std::string_view kFlag = "--callback-plugin";
+namespace {
 
 /// The flag of a word, as in the table: "--callback_plugin=x" -> "--callback-plugin".
 std::string flag_of(const std::string& word) {
@@ -75,44 +85,44 @@ std::string flag_of(const std::string& word) {
 
 }  // namespace
 
-void load_callback_plugins(const std::vector<std::string>& words) {
-  const auto load = [](const std::string& path) {
-    if (!path.empty()) load_callback_plugin(path);  // the parser refuses an empty value
+void load_plugins(const std::vector<std::string>& words) {
+  const PluginFlag* kind = nullptr;  // of the words that follow
+  const auto load = [&kind](const std::string& path) {
+    if (kind != nullptr && !path.empty()) load_plugin(*kind, path);  // the parser refuses an empty value
   };
-  bool is_value = false;
   for (const std::string& word : words) {
     if (!word.starts_with("--")) {
-      if (is_value) load(word);
+      load(word);
       continue;
     }
-    is_value = flag_of(word) == kFlag;
-    const auto equals = word.find('=');
-    if (is_value && equals != std::string::npos) load(word.substr(equals + 1));
+    const std::string flag = flag_of(word);
+    kind = flag == kCallbackPlugin.flag ? &kCallbackPlugin : flag == kLossPlugin.flag ? &kLossPlugin : nullptr;
+    if (const auto equals = word.find('='); equals != std::string::npos) load(word.substr(equals + 1));
   }
 }
 
-void load_callback_plugin(const std::string& path) {
+void load_plugin(const PluginFlag& kind, const std::string& path) {
   static std::set<std::string> loaded;
-  if (loaded.contains(path)) return;
-  const std::string flag = std::string(kFlag) + " " + path;
+  const std::string flag = std::string(kind.flag) + " " + path;
+  if (loaded.contains(flag)) return;
   if (!std::filesystem::is_regular_file(path))
     throw UsageError(flag + " is no file; give the path of a shared library.");
   if (const auto why = why_no_shared_library(path); !why.empty())
     throw UsageError(flag + " cannot be loaded: " + why + ".");
-  const size_t known = callbacks().size();
-  const int64_t ignored = ignored_callbacks();
+  const size_t known = kind.known();
+  const int64_t ignored = kind.ignored();
   // Absolute, because dlopen searches system folders for names without a slash.
   if (dlopen(std::filesystem::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
     throw UsageError(flag + " cannot be loaded: " + dlerror() +
                      "; it must be a shared library that was built against this megashard and its LibTorch.");
   }
-  if (ignored_callbacks() > ignored) {
+  if (kind.ignored() > ignored) {
     throw UsageError(flag +
                      " was built against another megashard or LibTorch; build it again against the installed headers.");
   }
-  if (callbacks().size() == known)
-    throw UsageError(flag + " registers no callback: it has no RegisterCallback (docs/extending.md).");
-  loaded.insert(path);
+  if (kind.known() == known)
+    throw UsageError(flag + " registers no " + kind.what + ": it has no " + kind.registry + " (docs/extending.md).");
+  loaded.insert(flag);
 }
 
 }  // namespace megashard

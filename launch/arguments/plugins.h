@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,13 +11,23 @@ namespace megashard {
 /// Empty if no problem is found. Needed because dlopen reads past the end of a truncated file and crashes.
 std::string why_no_shared_library(const std::string& path);
 
-/// Loads the libraries that these words of a command line give to --callback-plugin. Call it before the table of
-/// options is used, which then has the flags of their callbacks.
-void load_callback_plugins(const std::vector<std::string>& words);
+/// Loads the libraries that these words of a command line give to --callback-plugin and --loss-plugin. Call it before
+/// the table of options is used, which then has the flags of their callbacks and objectives.
+void load_plugins(const std::vector<std::string>& words);
 
-/// Loads a library with callbacks (framework/training/listener.h), which stays loaded. Does nothing if it is
-/// loaded already. Throws UsageError if the file cannot be loaded, registers no callback, or was built against another
-/// megashard or LibTorch.
-void load_callback_plugin(const std::string& path);
+/// A flag for libraries, and what they register.
+struct PluginFlag {
+  const char* flag;
+  const char* what;      ///< "callback"
+  const char* registry;  ///< "RegisterCallback"
+  size_t (*known)();
+  int64_t (*ignored)();  ///< those built against another megashard
+};
+/// Callbacks (framework/training/listener.h), objectives (framework/objectives/objectives.h).
+extern const PluginFlag kCallbackPlugin, kLossPlugin;
+
+/// Loads a library, which stays loaded. Does nothing if it is loaded already. Throws UsageError if the file cannot be
+/// loaded, registers nothing of the kind, or was built against another megashard or LibTorch.
+void load_plugin(const PluginFlag& kind, const std::string& path);
 
 }  // namespace megashard

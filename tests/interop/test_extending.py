@@ -131,16 +131,24 @@ def test_the_recipes_work_together(libraries, folder):
     assert losses(alone) == pytest.approx(losses(steps), rel=1e-2)
 
 
-def test_the_callback_ends_the_training(libraries, folder):
-    """A library that was compiled against the headers of the tree without the recipes: with a flag less."""
-    (folder / "plateau.cpp").write_text(next(edit["code"] for edit in EDITS if edit["file"] == "plateau.cpp"))
+def library_of(folder, name, **renamed):
+    """A recipe's file as a library against the headers of the tree without the recipes; `renamed`: words of its."""
+    code = next(edit["code"] for edit in EDITS if edit["file"].endswith(f"{name}.cpp"))
+    for before, after in renamed.items():
+        code = code.replace(before, after)
+    (folder / f"{name}.cpp").write_text(code)
     flags = megashard.run("pkg-config", "--cflags", "megashard", env=environment(
         PKG_CONFIG_PATH=str(BUILD / "meson-uninstalled"))).stdout.split()
-    megashard.run("g++", "-shared", "-fPIC", "-O0", "plateau.cpp", "-o", "plateau.so", *flags,
+    megashard.run("g++", "-shared", "-fPIC", "-O0", f"{name}.cpp", "-o", f"{name}.so", *flags,
                   f"-I{ROOT / 'framework'}", cwd=folder, timeout=300)
+    return folder / f"{name}.so"
+
+
+def test_the_callback_ends_the_training(libraries, folder):
+    """A library that was compiled with a flag less."""
     steps, out = megashard.pretrain(
-        folder, "--callback-plugin", folder / "plateau.so", "--callback", "plateau", "--plateau-steps", 3, "--save",
-        folder / "saved", ranks=2, env=libraries, defaults=megashard.network() +
+        folder, "--callback-plugin", library_of(folder, "plateau"), "--callback", "plateau", "--plateau-steps", 3,
+        "--save", folder / "saved", ranks=2, env=libraries, defaults=megashard.network() +
         "--mock-data --micro-batch-size 2 --global-batch-size 4 --train-iters 30 --lr 0 --min-lr 0 --save-interval 100 "
         + megashard.RUN)
     seen = losses(steps)
@@ -164,9 +172,9 @@ def test_the_loss_weighs_answers_by_their_lengths(libraries, folder):
         for row, length, mask in zip(tokens, lengths, masks):
             of_labels = log_probs(model, row[:length])[mask[1:]]
             wanted.append(-of_labels.sum().item() / len(of_labels)**0.5)
-    run = lambda batch, *more, **on: megashard.pretrain(
-        folder, "--hf-model", folder / "model", "--data-path", folder / "answers", "--objective", "answers",
-        "--answers-power", 0.5, *more, env=libraries, **on,
+    own = ("--objective", "answers", "--answers-power", 0.5)
+    run = lambda batch, *more, loss=own, **on: megashard.pretrain(
+        folder, "--hf-model", folder / "model", "--data-path", folder / "answers", *loss, *more, env=libraries, **on,
         defaults=f"--split 1,0,0 --no-shuffle-conversations --seq-length 64 --micro-batch-size {batch // 2} "
                  f"--global-batch-size {batch} --train-iters 2 --lr 0 --min-lr 0 --tokenizer-type NullTokenizer "
                  "--vocab-size 29 " + megashard.RUN)
@@ -175,6 +183,9 @@ def test_the_loss_weighs_answers_by_their_lengths(libraries, folder):
     assert " answers loss: " in out
     packed, _ = run(2, "--neat-packing", "--micro-batch-size", 1, "--global-batch-size", 1)
     assert losses(packed)[0] == pytest.approx(sum(wanted) / 8, abs=1e-6)
+    plugin = library_of(folder, "answers", **{'"answers': '"lengths', "--answers": "--lengths"})
+    by_plugin, out = run(4, loss=("--loss-plugin", plugin, "--objective", "lengths", "--lengths-power", 0.5), ranks=2)
+    assert losses(by_plugin) == losses(steps) and " lengths loss: " in out
 
 
 def log_probs(model, tokens):
