@@ -252,8 +252,7 @@ def test_a_rule_is_learnt(tmp_path):
     command = [*megashard.launch(2, "rl", tmp_path), *(
         f"--hf-model {tmp_path}/base --seq-length 1024 --train-iters 200 --lr 3e-3 --min-lr 3e-3 "
         f"--lr-decay-style constant --weight-decay 0 --save {tmp_path}/checkpoints --load {tmp_path}/checkpoints "
-        "--save-interval 1 "
-        "--tokenizer-type NullTokenizer --vocab-size 11 --prime-kl-tau 0 " + megashard.RUN).split()]
+        "--save-interval 1 --tokenizer-type NullTokenizer --vocab-size 11 --prime-kl-tau 0 " + megashard.RUN).split()]
     start = lambda: subprocess.Popen(list(map(str, command)), env=megashard.environment(), start_new_session=True,
                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     trainer, step, random = start(), 0, torch.Generator().manual_seed(1)
