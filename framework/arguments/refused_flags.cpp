@@ -114,7 +114,7 @@ void refuse_steps(CompatibilityFlags& flags) {
   flags.refuse("use --calculate-per-token-loss", {{"--calculate-token-loss"}});
   flags.refuse("use --dpo-nll-weight", {{"--pref-ftx", 1, "0.0"}});
   flags.refuse("use megashard rl (docs/reinforcement_learning.md), or --objective policy",
-               {{"--perform-rl-step"}, {"--stage", 1}, {"--ref-model", 1}});
+               {{"--perform-rl-step"}, {"--stage", 1}});
   flags.refuse("replicas are never compared here; leave it out",
                {{"--check-weight-hash-across-dp-replicas-interval", 1}});
   flags.refuse("the launcher restarts a run, which goes on from the newest checkpoint of --load; use "

@@ -46,6 +46,14 @@ void add_objectives(std::vector<Option>& rows) {
            "on the command line: libraries that register values of --objective, and their flags")
       .shown_as("FILE");
   add_options_of(objectives(), group, &A::objective_options, kReport);
+  group
+      .add("--ref-model", &A::ref_model, kReport,
+           "Hugging Face directory of the reference model of a preference or policy loss; it is sharded as the trained "
+           "one, and on a GPU its shards stay in host memory")
+      .shown_as("DIR");
+  group.choice("--ref-model-dtype", &A::ref_model_dtype, kReport,
+               {{"fp32", HfDtype::kFp32}, {"fp16", HfDtype::kFp16}, {"bf16", HfDtype::kBf16}},
+               "dtype in which --ref-model is stored and computed");
   group.add("--loss-by-weights", &A::loss_by_weights, kReport,
             "a forward without gradients gives each token's weight in the loss, a second pass trains by these");
 }
@@ -151,7 +159,13 @@ void check_objective(const Arguments& arguments, Mistakes& rules) {
   rules.require(!arguments.loss_by_weights || arguments.objective != kNextToken,
                 "--loss-by-weights computes the weights of a loss first, and those of --objective next-token are "
                 "known; leave it out.");
-  const auto needs = make_objective(arguments.objective, arguments.objective_options)->needs();
+  const auto objective = make_objective(arguments.objective, arguments.objective_options);
+  rules.require(!arguments.ref_model || std::ranges::count(objective->columns(), kRefLogProbs) > 0,
+                "--ref-model " + arguments.ref_model.value_or("") + ": --objective " + arguments.objective +
+                    " compares with no reference; leave it out.");
+  rules.require(arguments.ref_model || !arguments.is_given("ref_model_dtype"),
+                "--ref-model-dtype needs --ref-model, the folder of the reference.");
+  const auto needs = objective->needs();
   const bool by_losses = !needs.values && !needs.asked.entropies && !needs.asked.teacher_log_probs;
   rules.require(!arguments.loss_by_weights || by_losses,
                 "--loss-by-weights weighs the tokens' losses, and --objective " + arguments.objective +

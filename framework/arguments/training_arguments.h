@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "framework/arguments/checkpoint_arguments.h"
+
 namespace megashard {
 
 struct Arguments;
@@ -31,6 +33,8 @@ struct TrainingArguments {
   bool check_for_nan_in_loss_and_grad = true;
   bool calculate_per_token_loss = false;
   std::vector<std::string> loss_plugin;             // libraries
+  std::optional<std::string> ref_model;             // Hugging Face folder of a reference model
+  HfDtype ref_model_dtype = HfDtype::kBf16;         // that it is stored and computed in
   std::string objective = "next-token";             // a value of objectives()
   std::map<std::string, double> objective_options;  // values of their flags, by flag
   bool loss_by_weights = false;

@@ -58,8 +58,11 @@ Batch TrainStep::with_sequences(Batch batch) const {
   if (needs_sequences_) add_sequences(batch);
   if (metric_names_.empty()) {
     for (const std::string& name : columns_)
-      require(batch.find(name).defined() || (name == kRefLogProbs && !adapters_.empty()),
+      require(batch.find(name).defined() ||
+                  (name == kRefLogProbs && (options_.reference != nullptr || !adapters_.empty())),
               "the data have no column \"" + name + "\", which --objective needs (docs/objectives.md).");
+    require(options_.reference == nullptr || !batch.find(kRefLogProbs).defined(),
+            "the data have the column ref_log_probs already; leave out --ref-model, or the column.");
   }
   return batch;
 }
@@ -69,24 +72,26 @@ Batch TrainStep::on_device(Batch batch) {
   batch.sequence = options_.sequence.with_length(batch.tokens().size(1));
   Batch whole = to_device(model_.prepared(std::move(batch)), device_);
   if (!needs_reference_ || whole.find(kRefLogProbs).defined()) return whole;
-  for (HasAdapters* each : adapters_) each->use_adapters(false);
-  whole.set(kRefLogProbs, -token_losses_of({whole}), Axis::kToken, /*is_input=*/false);
+  const bool is_base = options_.reference == nullptr;
+  for (HasAdapters* each : adapters_) each->use_adapters(!is_base);
+  whole.set(kRefLogProbs, -token_losses_of(is_base ? model_ : *options_.reference, {whole}), Axis::kToken,
+            /*is_input=*/false);
   for (HasAdapters* each : adapters_) each->use_adapters(true);
   return whole;
 }
 
-at::Tensor TrainStep::token_losses_of(const std::vector<Batch>& wholes) {
+at::Tensor TrainStep::token_losses_of(MultiModalModule& model, const std::vector<Batch>& wholes) {
   const c10::NoGradGuard no_grad;
-  const bool was_training = model_.is_training();
-  model_.eval();
+  const bool was_training = model.is_training();
+  model.eval();
   int64_t length = 0;
   std::vector<at::Tensor> losses;
   for (const Batch& each : wholes) length = std::max(length, each.tokens().size(1));
   for (const Batch& each : wholes) {
-    const at::Tensor own = whole_of_rows(model_(rows_of_rank(each)).token_losses, 1, each.sequence);
+    const at::Tensor own = whole_of_rows(model(rows_of_rank(each)).token_losses, 1, each.sequence);
     losses.push_back(at::constant_pad_nd(own, {0, length - own.size(1)}));
   }
-  model_.train(was_training);
+  model.train(was_training);
   return at::cat(losses);
 }
 
@@ -170,7 +175,7 @@ Batch TrainStep::joined(std::vector<Batch> parts) {
 }
 
 TrainStep::LossAhead TrainStep::loss_ahead(const std::vector<Batch>& parts, const Scale& scale) {
-  const at::Tensor all = token_losses_of(parts).detach().requires_grad_();
+  const at::Tensor all = token_losses_of(model_, parts).detach().requires_grad_();
   const Batch batch = joined(parts);
   LossAhead ahead{.weights = {}, .count = objective_.count(batch), .metrics = {}};
   at::Tensor total;
@@ -333,7 +338,7 @@ at::Tensor TrainStep::evaluate(const std::vector<Batch>& micro_batches) {
   std::vector<Batch> parts;
   for (const Batch& each : micro_batches) parts.push_back(on_device(each));
   if (parts.size() > 1) {
-    const at::Tensor losses = token_losses_of(parts);
+    const at::Tensor losses = token_losses_of(model_, parts);
     const Batch all = joined(parts);
     const at::Tensor count = objective_.count(all);
     return sums_of(loss_of({.token_losses = losses}, all, count, factor_of(count, scale), scale).second);

@@ -39,6 +39,8 @@ struct TrainStepOptions {
   StepTimers* timers = nullptr;                     ///< null: nobody asks for times
   GradScaler* scaler = nullptr;  ///< null: losses are not scaled; else it needs finite gradients, too
   SequenceShard sequence{};      ///< ranks that get the same batches and share each sequence
+  /// A model like the trained one, which gives kRefLogProbs; null: the data have them, or the base under adapters.
+  MultiModalModule* reference = nullptr;
 };
 
 /// Forward and backward of one global batch in micro batches, then the optimizer (train_step of Megatron). Blocks the
@@ -81,8 +83,8 @@ class TrainStep {
   Batch on_device(Batch batch);
   /// Runs the model on this rank's rows. Throws if it lacks an output that the objective needs.
   ModelOutput output_for(const Batch& mine);
-  /// Token losses of whole sequences, [all B, longest T], from a forward without gradients and dropout.
-  at::Tensor token_losses_of(const std::vector<Batch>& wholes);
+  /// Token losses of whole sequences by a model, [all B, longest T], from a forward without gradients and dropout.
+  static at::Tensor token_losses_of(MultiModalModule& model, const std::vector<Batch>& wholes);
   /// Their columns as those of one batch of whole sequences.
   static Batch joined(std::vector<Batch> parts);
   /// 1 / (what the losses of all micro batches are averaged over), where that is one number for the step; else

@@ -122,6 +122,7 @@ Trainer::Trainer(TrainingPlan plan, MultiModalModule& model, const ParallelGroup
               options.sink = callbacks_.sink;
               options.timers = timers_.get();
               options.scaler = scaler_.get();
+              options.reference = callbacks_.reference;
               options.micro_batches_together = static_cast<size_t>(micro_batches_together(plan_, *objective_));
               options.sequence = sequence_ranks(plan_.sequences, model, groups.sharding);
               return options;

@@ -30,6 +30,7 @@ namespace megashard {
 struct TrainerCallbacks {
   std::function<void(const std::string& line)> print_on_first_rank;
   DiagnosticSink sink{};                               ///< receives warnings, on every rank; null: nobody
+  MultiModalModule* reference = nullptr;               ///< TrainStepOptions::reference
   std::function<StopRequest()> stop_request;           ///< returns this rank's request
   std::function<int64_t()> peak_memory_bytes;          ///< returns this rank's peak
   std::function<int64_t()> live_memory_bytes{};        ///< MemoryLog::Sources::live_bytes, for --log-memory

@@ -255,6 +255,8 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
 
   TrainerCallbacks callbacks = trainer_callbacks(arguments, group, device, session.computed_in, start);
   callbacks.sink = sink;
+  const auto reference = open_reference(plan, session.groups, sink);
+  if (reference) callbacks.reference = &reference->model();
   add_listeners(arguments, model, group, device, callbacks);
   const DataOptions data = data_options(arguments, model.vocab_size(), end_of_document_id(arguments), sink);
   Trainer trainer(plan_training(arguments, data), model, session.groups, device, std::move(callbacks));

@@ -27,6 +27,7 @@
 #include "framework/training/random_states.h"
 #include "framework/training/training_checkpoint.h"
 #include "framework/training/training_log.h"
+#include "launch/arguments/model_folder.h"
 #include "launch/arguments/plugins.h"
 #include "launch/output/status_line.h"
 #include "models/float8/float8_layers.h"
@@ -348,6 +349,25 @@ Session open_session(const RunPlan& plan, const ProcessGroupPtr& world, const Di
   Session session = build_session(plan, groups, from, sink, hooks);
   if (from.source == WeightSource::kHuggingFace || arguments.lora_r)
     load_first_weights(arguments, session.built, world, sink);
+  return session;
+}
+
+std::optional<Session> open_reference(const RunPlan& plan, const ParallelGroups& groups, const DiagnosticSink& sink) {
+  if (!plan.arguments.ref_model) return std::nullopt;
+  RunPlan own = plan;
+  Arguments& arguments = own.arguments;
+  require_model_folder("--ref-model", *arguments.ref_model);
+  arguments.hf_model = arguments.ref_model;
+  arguments.params_dtype = choice_name("ref_model_dtype", arguments.ref_model_dtype);
+  arguments.lora_r.reset();
+  arguments.fp8_format.reset();
+  own.trains = false;
+  own.sharding.config.mixed_precision = {};
+  own.sharding.config.fp8_all_gather.reset();
+  own.sharding.config.offload_to_cpu = !device_of(groups.world).is_cpu();
+  Session session = build_session(own, groups, {WeightSource::kHuggingFace}, sink);
+  load_first_weights(arguments, session.built, groups.world, sink);
+  sink(Severity::kNotice, "the reference is " + *arguments.ref_model + ", in " + arguments.params_dtype);
   return session;
 }
 

@@ -197,6 +197,25 @@ def test_adapters_are_left_out_for_the_reference(folder, data):
     assert without[-1]["rewards/margins"] != 0
 
 
+def test_a_second_model_is_the_reference(folder, data):
+    """--ref-model instead of the column that it would give; by weights, too."""
+    run = lambda *flags, **more: megashard.pretrain(
+        folder, "--hf-model", folder / "policy", *ours("sigmoid").split(), "--train-iters", 3, *flags, ranks=2,
+        defaults=TRAINING, **more)
+    column, _ = run("--data-path", data)
+    flags = ["--data-path", folder / "bare_rows", "--ref-model", folder / "reference"]
+    for more in ([], ["--loss-by-weights"]):
+        model, _ = run(*flags, "--ref-model-dtype", "fp32", *more)
+        for step, of_column in zip(model, column, strict=True):
+            for name in ("loss", "grad_norm"):
+                assert step[name] == pytest.approx(of_column[name], rel=2e-6)
+    narrow, _ = run(*flags)
+    assert megashard.losses(narrow) != megashard.losses(model)
+    assert megashard.losses(narrow) == pytest.approx(megashard.losses(model), rel=2e-2)  # log-probabilities in bf16
+    _, out = run("--data-path", data, "--ref-model", folder / "reference", expect=None)
+    assert "the data have the column ref_log_probs already" in out
+
+
 def expect_trls(steps, trained):
     assert len(steps) == STEPS == len(trained)
     for step, theirs in zip(steps, trained):
