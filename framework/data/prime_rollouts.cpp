@@ -167,7 +167,7 @@ Batch PrimeRollouts::collate(const std::vector<int64_t>& indices, const BatchOpt
     write_shifted(from[field], batch.at(name));
   }
   if (std::ranges::any_of(from[kTemperatures], [](double value) { return value != 1; })) {
-    batch.set(kLogitTemperatures, zeros(at::kFloat).fill_(1));
+    batch.set(kLogitTemperatures, zeros(at::kFloat));
     std::ranges::copy(from[kTemperatures], batch.at(kLogitTemperatures).mutable_data_ptr<float>());
   }
   std::vector<int64_t> documents(from[kSeqLens].begin(), from[kSeqLens].end());

@@ -100,6 +100,13 @@ class Generation {
   }
 
  private:
+  at::Tensor logits_of(Batch input) {
+    ModelOutput output = model_(std::move(input));
+    TORCH_CHECK(output.logits.defined(), "the head of ", model_.class_name(),
+                " is `score`, which continues no text; give the files of a language model");
+    return std::move(output.logits);
+  }
+
   /// The logits [B, V] of the token behind each row.
   at::Tensor next_logits(int64_t step) {
     if (kept_ && step > 0) {
@@ -108,7 +115,7 @@ class Generation {
       input.set(kTokens, rows_.gather(1, last));
       input.set(kPositionIds, last);
       input.sequence = ranks_.sequence.with_length(1);
-      return model_(std::move(input)).logits.select(1, 0);
+      return logits_of(std::move(input)).select(1, 0);
     }
     // Tokens behind a row's end are seen by no token before them. Pictures have their places in what was given,
     // whatever the model says.
@@ -116,7 +123,7 @@ class Generation {
     Batch input = input_of_rows(model_, given_.narrow(1, 0, taken).contiguous(), used, batch_.items, ranks_);
     const SequenceShard shard = input.sequence;
     input.set(kTokens, shard.rows_of(rows_.narrow(1, 0, taken), 1).contiguous());
-    return logits_at(model_(std::move(input)).logits, at_end_ - 1, shard);
+    return logits_at(logits_of(std::move(input)), at_end_ - 1, shard);
   }
 
   at::Tensor uniform_numbers(int64_t step) const {

@@ -175,7 +175,7 @@ void generate_set(const InferenceRun& run, GenerateFlags flags) {
   tell_if_recomputed(run);
 
   const int64_t batch = *arguments.micro_batch_size, at_once = batch * run.readers->size();
-  GeneratedSet set;  // of the first rank
+  GeneratedSet set(flags.options.sampling.temperature);  // of the first rank
   ProgressClock progress;
   const auto begin = std::chrono::steady_clock::now();
   run.sink(Severity::kNotice, c10::str("Generating ", rows.size(), " answers to ", data.size(), " prompts"));

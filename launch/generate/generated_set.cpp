@@ -1,6 +1,7 @@
 #include "launch/generate/generated_set.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 
 #include "checkpoint/hugging_face/safetensors.h"
 
@@ -25,11 +26,15 @@ void GeneratedSet::write(const std::string& path) const {
     auto* data = const_cast<void*>(static_cast<const void*>(values.data()));  // NOLINT: only read
     return at::from_blob(data, {static_cast<int64_t>(values.size())}, dtype);
   };
-  const std::vector<std::pair<std::string, at::Tensor>> entries = {
+  std::vector<std::pair<std::string, at::Tensor>> entries = {
       {"tokens", as_tensor(tokens_, at::kInt)},
       {"loss_mask", as_tensor(loss_mask_, at::kByte)},
       {"sample_ends", as_tensor(ends_, at::kLong)},
       {"column.infer_logprobs", as_tensor(log_probs_, at::kFloat)}};
+  if (temperature_ != 0 && temperature_ != 1) {
+    const int64_t tokens = std::ssize(tokens_);
+    entries.emplace_back("column.temperatures", at::full({tokens}, temperature_, at::kFloat));
+  }
   std::vector<TensorInfo> infos;
   for (const auto& [name, values] : entries)
     infos.push_back({.name = name, .dtype = values.scalar_type(), .sizes = values.sizes().vec()});

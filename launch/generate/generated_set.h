@@ -10,8 +10,11 @@ namespace megashard {
 
 /// Prompts with sampled answers, as a set of conversations (framework/data/conversation_dataset.h): loss_mask is 1 for
 /// the answers' tokens, and column.infer_logprobs has their log-probabilities, 0 for those of prompts.
+/// column.temperatures, by which a training divides its logits, too, is there unless the temperature is 0 or 1.
 class GeneratedSet {
  public:
+  explicit GeneratedSet(double temperature) : temperature_(temperature) {}
+
   /// `answer` int64 and `log_probs` fp32, [tokens] on the CPU.
   void add(const std::vector<int64_t>& prompt, const at::Tensor& answer, const at::Tensor& log_probs);
   /// Writes the file, which appears whole.
@@ -19,6 +22,7 @@ class GeneratedSet {
   int64_t answer_tokens() const { return answer_tokens_; }
 
  private:
+  double temperature_;
   std::vector<int32_t> tokens_;
   std::vector<uint8_t> loss_mask_;
   std::vector<float> log_probs_;

@@ -3,7 +3,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <algorithm>
@@ -193,9 +195,12 @@ ModelOutput DecoderModel::forward(Batch input) {
   }
   const auto states = encoded_ ? encoded_->forward(input) : text_->forward(input, {});
   const auto temperatures = input.find(kLogitTemperatures);
-  const auto& hidden = states.layers.hidden;
-  auto output = head_output(
-      temperatures.defined() ? (hidden / temperatures.unsqueeze(-1)).to(hidden.scalar_type()) : hidden, input);
+  auto hidden = states.layers.hidden;
+  if (temperatures.defined()) {  // 0 behind a row's tokens
+    const auto factors = at::where(temperatures > 0, temperatures.reciprocal(), at::ones_like(temperatures));
+    hidden = (hidden * factors.unsqueeze(-1)).to(hidden.scalar_type());
+  }
+  auto output = head_output(hidden, input);
   output.aux = router_terms(states.layers, input.sequence);
   std::ranges::move(prediction_terms(states.predicted, input), std::back_inserter(output.aux));
   return output;

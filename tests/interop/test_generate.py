@@ -215,7 +215,8 @@ def test_ranks_that_share_texts_recompute_them(small):
     same_answers(folder, "shared")
 
 
-def test_a_policy_is_trained_on_the_set(small, tmp_path):
+@pytest.mark.parametrize("temperature", [1, 0.7])
+def test_a_policy_is_trained_on_the_set(small, tmp_path, temperature):
     """Prompts from conversations, up to the first answer. The policy is the one that sampled."""
     folder, _, prompts = small
     tokens = torch.cat([torch.tensor([1, 2, 3, 9, 9, 4, 9]), torch.tensor([5, 6])]).int()
@@ -224,7 +225,8 @@ def test_a_policy_is_trained_on_the_set(small, tmp_path):
               tmp_path / "prompts.vision.safetensors")
     for file in ("config.json", "model.safetensors"):
         (tmp_path / file).symlink_to(folder / file)
-    generate(tmp_path, "--max-new-tokens", 6, "--samples-per-prompt", 2, "--micro-batch-size", 4)
+    generate(tmp_path, "--max-new-tokens", 6, "--samples-per-prompt", 2, "--micro-batch-size", 4, "--temperature",
+             temperature)
     answers = read_set(tmp_path / "answers")
     assert [asked.tolist() for asked, _, _ in answers] == [[1, 2, 3], [1, 2, 3], [5, 6], [5, 6]]
     data = load_file(tmp_path / "answers.vision.safetensors")
