@@ -83,8 +83,8 @@ struct SessionHooks {
 Session open_session(const RunPlan& plan, const ProcessGroupPtr& world, const DiagnosticSink& sink,
                      const SessionHooks& hooks = {});
 
-/// The model of --ref-model, with the network of the trained one, sharded over the same ranks; nullopt without the flag.
-/// Collective.
+/// The model of --ref-model, with the network of the trained one, sharded over the same ranks; nullopt without the
+/// flag. Collective.
 std::optional<Session> open_reference(const RunPlan& plan, const ParallelGroups& groups, const DiagnosticSink& sink);
 
 /// Builds, freezes and shards the model, and loads no weights. Collective.
