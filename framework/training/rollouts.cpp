@@ -84,7 +84,6 @@ std::vector<Batch> Rollouts::collate(int64_t step) {
   source_ = set->prefix() + kConversationsSuffix;
   SplitOptions sets = options_.sets;
   sets.last = set->size();
-  sets.shuffles = false;
   const ConversationDataset rollouts(set, sets);
   for (const auto& samples : samples_of_rank(rollouts.size(), options_))
     batches.push_back(samples.empty() ? without_loss(rollouts, options_.batches)

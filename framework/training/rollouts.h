@@ -24,7 +24,7 @@ struct RolloutOptions {
   int64_t ranks = 1;
 };
 
-/// The batches of a reinforcement learning: answers that other processes sample and write meanwhile, one folder a step.
+/// Batches of reinforcement learning: answers that other processes sample and write meanwhile, one folder a step.
 /// step_N holds rank_R.bin for each rank (PrimeRollouts), or a set of conversations for all,
 /// rollouts.vision.safetensors (ConversationSet). Files are there once they have their name: writers rename them.
 class Rollouts {

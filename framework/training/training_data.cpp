@@ -261,7 +261,11 @@ TrainingData::TrainingData(TrainingDataOptions options, RunLength length, int ra
   RolloutOptions& rollouts = options_.rollouts;
   if (rollouts.folder.empty()) return;
   const DataOptions& sets = options_.sets;
-  rollouts.sets = {.seq_length = sets.seq_length, .shuffles = false, .packs = sets.neat_packing, .group = sets.group};
+  rollouts.sets = {.seq_length = sets.seq_length,
+                   .shuffles = false,
+                   .packs = sets.neat_packing,
+                   .last_tokens = sets.last_tokens,
+                   .group = sets.group};
   rollouts.batches = options_.batches;
   rollouts.micro_batch_size = length_.batches.micro_batch_size;
   rollouts.rank = rank_ / options_.sequence_ranks;
