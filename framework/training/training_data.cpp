@@ -264,8 +264,8 @@ TrainingData::TrainingData(TrainingDataOptions options, RunLength length, int ra
   rollouts.sets = {.seq_length = sets.seq_length,
                    .shuffles = false,
                    .packs = sets.neat_packing,
-                   .last_tokens = sets.last_tokens,
-                   .group = sets.group};
+                   .group = sets.group,
+                   .last_tokens = sets.last_tokens};
   rollouts.batches = options_.batches;
   rollouts.micro_batch_size = length_.batches.micro_batch_size;
   rollouts.rank = rank_ / options_.sequence_ranks;
