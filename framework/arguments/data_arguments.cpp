@@ -9,7 +9,6 @@
 #include "framework/arguments/option_group.h"
 #include "framework/arguments/yaml_value.h"
 #include "framework/mistakes.h"
-#include "framework/objectives/objectives.h"
 
 namespace megashard::detail {
 namespace {
@@ -103,11 +102,8 @@ void add_tokenizer(std::vector<Option>& rows) {
 }
 
 void check_rollouts(const Arguments& arguments, Mistakes& rules) {
-  rules.require(!arguments.train_samples && arguments.rampup_batch_size.empty(),
-                "--rollouts decides how many answers a step has; give --train-iters, without --train-samples and "
-                "--rampup-batch-size.");
-  rules.require(arguments.objective != kNextToken || arguments.is_given("objective"),
-                "--rollouts are sampled answers; give --objective prime-rl, or policy, or another.");
+  rules.require(!arguments.train_samples,
+                "--rollouts decides how many answers a step has; give --train-iters instead of --train-samples.");
 }
 
 void check_sources(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink, Mistakes& rules) {

@@ -82,9 +82,10 @@ void check_backend(const Arguments& arguments, bool on_gpu, Mistakes& rules) {
   rules.require(
       on_gpu || backend == "gloo",
       "--distributed-backend " + backend + " needs GPUs, but this run is on CPUs; use gloo or leave the flag out.");
-  rules.require(backend != "nccl" || !arguments.async_save,
-                "--async-save needs a backend for the CPU, over which its threads agree; use "
-                "--distributed-backend cpu:gloo,cuda:nccl or leave the flag out.");
+  const std::string writer = arguments.async_save ? "--async-save" : "--publish-weights";
+  rules.require(backend != "nccl" || !(arguments.async_save || arguments.publish_weights),
+                writer + " needs a backend for the CPU, over which its threads agree; use --distributed-backend "
+                         "cpu:gloo,cuda:nccl or leave the flag out.");
 }
 
 bool is_gpu(DeviceChoice device, bool has_gpu) {
@@ -106,7 +107,8 @@ bool derive_device(Arguments& arguments, const RunEnvironment& environment, Mist
                 "use --device cpu.");
   const bool on_gpu = is_gpu(arguments.device, environment.has_gpu);
   if (!arguments.distributed_backend) {
-    const char* on_gpus = arguments.save || arguments.async_save ? "cpu:gloo,cuda:nccl" : "nccl";
+    const bool writes = arguments.save || arguments.async_save || arguments.publish_weights;
+    const char* on_gpus = writes ? "cpu:gloo,cuda:nccl" : "nccl";
     arguments.distributed_backend = on_gpu ? on_gpus : "gloo";
   }
   check_backend(arguments, on_gpu, rules);

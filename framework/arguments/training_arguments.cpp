@@ -34,6 +34,8 @@ void add_options_of(const Kinds& kinds, OptionGroup& group, std::map<std::string
   }
 }
 
+constexpr const char* kObjectiveOfRollouts = "prime-rl";  // without --objective
+
 /// --objective, and the flags of its values.
 void add_objectives(std::vector<Option>& rows) {
   using enum OnResume;
@@ -220,6 +222,8 @@ void add_training_options(std::vector<Option>& rows) {
 
 void validate_training(Arguments& arguments, const RunParts& parts, Mistakes& rules) {
   leave_training_out(arguments);
+  if (arguments.rollouts && arguments.objective == kNextToken && !arguments.is_given("objective"))
+    arguments.objective = kObjectiveOfRollouts;
   const bool trains = parts.training && !arguments.skip_train;
   if (!trains && !arguments.micro_batch_size) arguments.micro_batch_size = 1;
   check_callbacks(arguments, rules);

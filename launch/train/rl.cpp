@@ -9,20 +9,11 @@
 namespace megashard {
 namespace {
 
-constexpr const char* kHelp =
-    "usage: megashard rl RUN [FILE.yaml] [flags of megashard pretrain]\n"
-    "\n"
-    "Trains on answers that other processes sample meanwhile, and publishes the weights for them: the trainer of "
-    "prime-rl.\n"
-    "It is `megashard pretrain` with these flags, where they are not given:\n"
-    "  --rollouts RUN/rollouts            step_N/rank_R.bin of prime-rl, or step_N/rollouts.vision.safetensors\n"
-    "  --publish-weights RUN/broadcasts   step_N with safetensors, and STABLE\n"
-    "  --objective prime-rl\n"
-    "docs/reinforcement_learning.md has the files and an example.\n"
-    "\n"
-    "Example:\n"
-    "  megashard launch -n 2 -- rl RUN --use-torch-fsdp2 --hf-model DIR --seq-length 2048 --train-iters 100 --lr "
-    "1e-6\n";
+constexpr const char* kHelp = "megashard rl RUN [FILE.yaml] [options of megashard pretrain]\n\n"
+                              "Trains on answers that other processes sample meanwhile, and publishes the weights\n"
+                              "for them: the trainer of prime-rl (docs/reinforcement_learning.md). These options\n"
+                              "stand for the folder of the run, where they are not given: --rollouts RUN/rollouts,\n"
+                              "--publish-weights RUN/broadcasts. All the others:\n\n";
 
 /// True if the words give this flag.
 bool gives(const std::vector<std::string>& words, const std::string& flag) {
@@ -35,12 +26,13 @@ bool gives(const std::vector<std::string>& words, const std::string& flag) {
 }  // namespace
 
 int run_rl(int argc, char** argv, DryRun dry_run) {
-  const std::string run = argc > 1 ? argv[1] : "--help";
+  const std::string run = argc > 1 ? argv[1] : "";
   if (run == "--help" || run == "-h") {
-    std::cout << kHelp;
-    return 0;
+    if (argc == 2) std::cout << kHelp;
+    return run_pretrain(argc, argv, dry_run);
   }
-  if (run.starts_with("-")) throw UsageError("rl: the folder of the run comes first: megashard rl RUN ...");
+  if (run.empty() || run.starts_with("-"))
+    throw UsageError("rl: the folder of the run comes first: megashard rl RUN ...");
   std::vector<std::string> words{"rl"};
   words.insert(words.end(), argv + 2, argv + argc);
   const auto add = [&](const std::string& flag, const std::string& value) {
@@ -48,7 +40,6 @@ int run_rl(int argc, char** argv, DryRun dry_run) {
   };
   add("--rollouts", run + "/rollouts");
   add("--publish-weights", run + "/broadcasts");
-  add("--objective", "prime-rl");
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);

@@ -209,6 +209,8 @@ def test_a_second_model_is_the_reference(folder, data):
         for step, of_column in zip(model, column, strict=True):
             for name in ("loss", "grad_norm"):
                 assert step[name] == pytest.approx(of_column[name], rel=2e-6)
+    on_sim, _ = run(*flags, "--ref-model-dtype", "fp32", "--device", "sim")
+    assert megashard.losses(on_sim) == pytest.approx(megashard.losses(model), rel=2e-6)
     narrow, _ = run(*flags)
     assert megashard.losses(narrow) != megashard.losses(model)
     assert megashard.losses(narrow) == pytest.approx(megashard.losses(model), rel=2e-2)  # log-probabilities in bf16
