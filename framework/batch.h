@@ -43,7 +43,7 @@ inline constexpr const char* kLossWeights = "loss_weights";        ///< [B, T] f
 /// [K, B, T] int64: tokens that a teacher found likeliest at the place of each label.
 inline constexpr const char* kTeacherTokens = "teacher_topk_ids";
 
-/// What a loss asks of a model for each token besides the token's own loss.
+/// Names the numbers that a loss takes from the model for each token, besides the token's own loss.
 struct Asked {
   bool entropies = false;          ///< ModelOutput::entropies
   bool teacher_log_probs = false;  ///< ModelOutput::teacher_log_probs, of the column kTeacherTokens

@@ -23,8 +23,8 @@ struct PublishedStepsOptions {
 ///
 /// Instead of the weights a folder may have changes since `base_step`, the step before, which the files' metadata name:
 /// delta-RRRRR-of-NNNNN.safetensors of each rank, with NAME.idx (positions in the flat tensor, int32, or int64 for
-/// large ones) and NAME.val (the new values). checksums.json has for each tensor, whole or changed, the sum modulo 2^64
-/// of (bits + 1) * (position * 0x9E3779B97F4A7C15 | 1) over its elements.
+/// large ones) and NAME.val (the new values). checksums.json has a number for each tensor, whole or changed: the
+/// elements' (bits + 1) * (position * 0x9E3779B97F4A7C15 | 1), summed modulo 2^64.
 class PublishedSteps {
  public:
   explicit PublishedSteps(PublishedStepsOptions options) : options_(std::move(options)) {}
@@ -38,10 +38,10 @@ class PublishedSteps {
   void remove_before(int64_t step) const;
 
   PublishedStepsOptions options_;
-  ShardedTensors last_;                 // of last_step_, for the changes since; empty: none
-  std::optional<int64_t> last_step_{};  // of this run
+  ShardedTensors last_;                 // last_step_'s, to find what has changed; empty: every step is whole
+  std::optional<int64_t> last_step_{};  // unset: this run has written none
   int64_t whole_step_ = 0;              // the last one that was written whole
-  int64_t since_whole_ = 0;             // steps written since
+  int64_t since_whole_ = 0;             // number of steps written since
 };
 
 }  // namespace megashard

@@ -20,7 +20,7 @@ const std::vector<std::string> kDivergences{"forward_kl",        "reverse_kl",  
                                             "skewed_forward_kl", "skewed_reverse_kl", "js_divergence"};
 
 struct DistillOptions {
-  double weight;  // of the divergence; that of the labels' losses is the rest
+  double weight;  // multiplies the divergence; 1 - weight multiplies the labels' losses
   Divergence divergence;
   double temperature, teacher_temperature;
   double alpha;  // adaptive_kl: the share of the teacher's probability in the tail

@@ -39,7 +39,7 @@ struct LossInputs {
   at::Tensor values{}, entropies{}, teacher_log_probs{};  ///< as ModelOutput's; those that Needs names
 };
 
-/// What a loss needs besides the tokens' losses and columns.
+/// Says which inputs a loss takes besides the tokens' losses and columns.
 struct Needs {
   bool values = false;       ///< of a model with a score head, which has no token losses
   bool last_tokens = false;  ///< each sequence's last token is an input, too, and the one whose loss_mask is 1
