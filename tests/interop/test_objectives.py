@@ -110,6 +110,26 @@ def trained_by_trl(folder, pairs, kind, model=None):
     return [log | {"loss": statistics.mean(losses[2 * i:2 * i + 2])} for i, log in enumerate(logs)]  # not rounded
 
 
+def expect_trls(steps, trained, metrics=METRICS):
+    assert len(steps) == STEPS == len(trained)
+    for step, theirs in zip(steps, trained):
+        assert step["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+        assert step["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        for metric in metrics:
+            assert step[metric] == pytest.approx(theirs[metric], abs=1e-4), metric  # AdamW follows signs
+
+
+def expect_packed_alike(folder, flags, answers, *more, ranks=1):
+    """Steps of all answers in one row equal those of one micro batch with a row for each answer."""
+    rows, _ = megashard.pretrain(folder, *flags, "--micro-batch-size", answers, "--global-batch-size", answers,
+                                 defaults=TRAINING)
+    packed, _ = megashard.pretrain(folder, *flags, "--neat-packing", "--seq-length", 400, "--micro-batch-size", 1,
+                                   "--global-batch-size", 1, *more, ranks=ranks, defaults=TRAINING)
+    for step, of_packed in zip(rows, packed, strict=True):
+        for name in ("loss", "grad_norm"):
+            assert of_packed[name] == pytest.approx(step[name], rel=5e-6)  # sums over rows in another order
+
+
 @pytest.fixture(scope="module")
 def data(folder, pairs):
     """The pairs as sets of conversations, with the reference's log-probabilities."""
@@ -148,28 +168,16 @@ def test_trains_as_trls(folder, pairs, data, kind):
         steps, out = megashard.pretrain(
             folder, "--hf-model", folder / "policy", "--data-path", folder / "kto" if name == "kto" else data,
             *ours(kind).split(), *more.split(), ranks=ranks, defaults=TRAINING)
-        assert len(steps) == STEPS == len(trained)
-        for step, theirs in zip(steps, trained):
-            assert step["loss"] == pytest.approx(theirs["loss"], abs=1e-5), more
-            assert step["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4), more
-            for metric in ("kl",) if name == "kto" else METRICS:  # TRL's KTO means rewards by micro batch
-                assert step[metric] == pytest.approx(theirs[metric], abs=1e-4), metric  # AdamW follows signs
+        expect_trls(steps, trained, ("kl",) if name == "kto" else METRICS)  # TRL's KTO means rewards by micro batch
         assert f" {name} loss: " in out and " rewards/chosen: " in out
 
 
 @pytest.mark.parametrize("kind", ["nll", "kto", "ipo"])
 @pytest.mark.parametrize("ranks, more", [(1, ""), (2, "--context-parallel-size 2"), (1, "--loss-by-weights")])
 def test_packed_trains_the_same(folder, data, kind, ranks, more):
-    """All pairs in one row: the step of one micro batch with a row for each answer."""
     name = folder / "kto" if kind == "kto" else data
     flags = ["--hf-model", folder / "policy", "--data-path", name, *ours(kind).split(), "--train-iters", 3]
-    rows, _ = megashard.pretrain(folder, *flags, "--micro-batch-size", 2 * PAIRS, "--global-batch-size", 2 * PAIRS,
-                                 defaults=TRAINING)
-    packed, _ = megashard.pretrain(folder, *flags, "--neat-packing", "--seq-length", 400, "--micro-batch-size", 1,
-                                   "--global-batch-size", 1, *more.split(), ranks=ranks, defaults=TRAINING)
-    for step, of_packed in zip(rows, packed, strict=True):
-        for name in ("loss", "grad_norm"):
-            assert of_packed[name] == pytest.approx(step[name], rel=5e-6)  # sums over rows in another order
+    expect_packed_alike(folder, flags, 2 * PAIRS, *more.split(), ranks=ranks)
 
 
 def test_the_distance_of_kto_is_over_all_ranks(folder, data):
@@ -216,15 +224,6 @@ def test_a_second_model_is_the_reference(folder, data):
     assert megashard.losses(narrow) == pytest.approx(megashard.losses(model), rel=2e-2)  # log-probabilities in bf16
     _, out = run("--data-path", data, "--ref-model", folder / "reference", expect=None)
     assert "the data have the column ref_log_probs already" in out
-
-
-def expect_trls(steps, trained):
-    assert len(steps) == STEPS == len(trained)
-    for step, theirs in zip(steps, trained):
-        assert step["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-        assert step["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
-        for metric in METRICS:
-            assert step[metric] == pytest.approx(theirs[metric], abs=1e-4), metric  # AdamW follows signs
 
 
 def test_adapters_train_as_trls(folder, pairs, data):

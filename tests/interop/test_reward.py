@@ -13,7 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 import megashard
 from conversations import write_conversation_set
-from test_objectives import LR, STEPS, TRAINING, WORDS, pairs, tokenizer  # noqa: F401
+from test_objectives import (LR, STEPS, TRAINING, WORDS, expect_packed_alike, expect_trls, pairs,  # noqa: F401
+                             tokenizer)
 
 METRICS = ("min_reward", "mean_reward", "max_reward", "accuracy", "margin")
 KINDS = {"plain": ("", {}), "centred": ("--reward-center-coefficient 0.1", {"center_rewards_coefficient": 0.1}),
@@ -94,12 +95,7 @@ def test_trains_as_trls(folder, pairs, data, kind):
         steps, out = megashard.pretrain(
             folder, "--hf-model", folder / "scorer", "--data-path", set_of(folder, kind), *REWARD.split(),
             *KINDS[kind][0].split(), *more.split(), ranks=ranks, defaults=TRAINING)
-        assert len(steps) == STEPS == len(trained)
-        for step, theirs in zip(steps, trained):
-            assert step["loss"] == pytest.approx(theirs["loss"], abs=1e-5), more
-            assert step["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4), more
-            for metric in METRICS:
-                assert step[metric] == pytest.approx(theirs[metric], abs=1e-4), metric  # AdamW follows signs
+        expect_trls(steps, trained, METRICS)
         assert " reward loss: " in out
 
 
@@ -107,14 +103,7 @@ def test_trains_as_trls(folder, pairs, data, kind):
 @pytest.mark.parametrize("ranks, more", [(1, ""), (2, "--context-parallel-size 2")])
 def test_packed_trains_the_same(folder, pairs, data, kind, ranks, more):
     flags = ["--hf-model", folder / "scorer", "--data-path", set_of(folder, kind), *REWARD.split(), "--train-iters", 3]
-    batch = 2 * len(pairs)
-    rows, _ = megashard.pretrain(folder, *flags, "--micro-batch-size", batch, "--global-batch-size", batch,
-                                 defaults=TRAINING)
-    packed, _ = megashard.pretrain(folder, *flags, "--neat-packing", "--seq-length", 400, "--micro-batch-size", 1,
-                                   "--global-batch-size", 1, *more.split(), ranks=ranks, defaults=TRAINING)
-    for step, of_packed in zip(rows, packed, strict=True):
-        for name in ("loss", "grad_norm"):
-            assert of_packed[name] == pytest.approx(step[name], rel=5e-6)  # sums over rows in another order
+    expect_packed_alike(folder, flags, 2 * len(pairs), *more.split(), ranks=ranks)
 
 
 def test_begins_with_a_language_model_and_ends_as_transformers_classifier(folder, data):
