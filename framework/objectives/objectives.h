@@ -41,7 +41,7 @@ struct LossInputs {
 
 /// Says which inputs a loss takes besides the tokens' losses and columns.
 struct Needs {
-  bool values = false;       ///< of a model with a score head, which has no token losses
+  bool values = false;       ///< takes a model with a score head, which gives no token losses
   bool last_tokens = false;  ///< each sequence's last token is an input, too, and the one whose loss_mask is 1
   Asked asked{};
 };

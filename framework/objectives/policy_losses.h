@@ -35,7 +35,7 @@ struct PolicyLossOptions {
   double dual_clip = 0;                    ///< upper bound of r where A < 0; 0: none. Of dppo: of every r
   double tau = 0.1;                        ///< kimi15 uses it; sapo, where A > 0
   double tau_negative = 1.05;              ///< sapo uses it where A <= 0
-  double cov_share = 2e-4;                 ///< of a micro batch's tokens, which clip_cov and kl_cov choose
+  double cov_share = 2e-4;                 ///< share of a micro batch's tokens that clip_cov and kl_cov choose
   double cov_low = 1, cov_high = 5;        ///< clip_cov chooses among tokens with such covariances
   double cov_kl = 1;                       ///< weight of |log r| in kl_cov
 };

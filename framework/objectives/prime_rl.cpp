@@ -13,12 +13,12 @@ enum class PrimeLoss { kDefault, kIpo };
 
 struct PrimeOptions {
   PrimeLoss loss;
-  double mask_low, mask_high;  // of the default
+  double mask_low, mask_high;  // bounds of kDefault
   double ipo_threshold;
   double adv_tau, kl_tau;
 };
 
-/// Of the reference's divergence; prime-rl has no settings for it.
+/// Bound and weight in the divergence from the reference; prime-rl has no settings for them.
 constexpr double kRefKlMaskLow = 0.2, kRefKlTau = 1e-3;
 
 /// The losses of prime-rl's trainer (trainer/rl/loss.py, 0.8.0) for columns of PrimeRollouts. It is the sum of three,

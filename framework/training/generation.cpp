@@ -40,7 +40,7 @@ at::Tensor logits_at(const at::Tensor& logits, const at::Tensor& place, const Se
   return here;
 }
 
-/// Of a number [] int64 of each rank.
+/// Combines a number [] int64 over the ranks.
 int64_t over_ranks(at::Tensor number, ReduceOp operation, const InferenceRanks& ranks) {
   if (ranks.all && ranks.all->size() > 1) ranks.all->all_reduce(number, operation).wait();
   return number.item<int64_t>();

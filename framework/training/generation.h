@@ -16,7 +16,7 @@ struct GenerationOptions {
   int64_t max_new_tokens = 0;
   SamplingOptions sampling{};
   std::vector<int64_t> ends{};  ///< a text goes on up to one of these tokens, with it
-  int64_t seed = 0;             ///< of the random numbers
+  int64_t seed = 0;             ///< chooses the random numbers
 };
 
 /// What follows each text, on the CPU.
