@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "models/layers/attention.h"
+#include "models/layers/causal_attention.h"
 
 namespace megashard {
 

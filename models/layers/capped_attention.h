@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/layers/attention.h"
+#include "models/layers/causal_attention.h"
 
 namespace megashard {
 

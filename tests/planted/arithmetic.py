@@ -33,7 +33,7 @@ def seen(name, file, text, instead, tests=TREES):
 
 
 FAULTS = [
-    seen("the backward of attention forgets the window", "models/layers/attention.cpp",
+    seen("the backward of attention forgets the window", "models/layers/causal_attention.cpp",
          'context->saved_data["window"].toInt()', 'PLANTED ? 0 : context->saved_data["window"].toInt()', ATTENTION),
     seen("parts of a head's loss take the first part's sums", "models/kernels/cross_entropy.cpp",
          "turn_into_gradient(logits, labels.narrow(0, row, count), stats.narrow(0, row, count),",

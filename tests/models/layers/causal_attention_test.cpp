@@ -1,4 +1,4 @@
-#include "models/layers/attention.h"
+#include "models/layers/causal_attention.h"
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
