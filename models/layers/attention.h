@@ -39,9 +39,9 @@ struct AttentionSpec {
   int64_t window = 0;             ///< number of keys that a query sees, including its own; 0: all up to its own
   int64_t chunk = 0;              ///< limits a query to its piece of Pass::chunks, of so many tokens; 0: does not
   bool query_factors = false;     ///< multiplies queries by Pass::query_factors
-  std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
+  std::optional<double> scale{};  ///< multiplies the scores; unset: 1 / sqrt(head_dim)
   double softcap = 0;             ///< c: replaces a score by c tanh(score / c); 0: does not
-  double dropout = 0;             ///< of attention weights, in training
+  double dropout = 0;             ///< drops attention weights at this rate in training
   double output_init_scale = 1;   ///< factor of the initialisation's std for o_proj
   bool values_are_keys = false;   ///< without v_proj: values are keys before their norm and rotation
   bool norms_values = false;      ///< norms each head of values, without a weight; needs head_norm

@@ -26,8 +26,8 @@ at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::T
                            double scale, const at::Tensor& sinks = {});
 
 struct AttentionOptions {
-  double dropout = 0;             ///< of attention weights
-  std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(D)
+  double dropout = 0;             ///< drops attention weights at this rate
+  std::optional<double> scale{};  ///< multiplies the scores; unset: 1 / sqrt(D)
   double softcap = 0;             ///< c: replaces a score by c tanh(score / c) (capped_attention); 0: does not
   at::Tensor sinks{};             ///< [H]: scores of a key without a value, for each head; undefined: none
 };
