@@ -15,7 +15,7 @@
 
 #include "models/kernels/cross_entropy.h"
 #include "models/kernels/fused_ops.h"
-#include "models/layers/attention.h"
+#include "models/layers/causal_attention.h"
 #include "parallel/copies/batched_copy.h"
 #include "parallel/device/streams.h"
 #include "parallel/fsdp/grad_norm.h"

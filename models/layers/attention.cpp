@@ -6,16 +6,15 @@
 #include <ATen/ops/sigmoid.h>
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "framework/mistakes.h"
-#include "models/kernels/fused_operators.h"
 #include "models/kernels/fused_ops.h"
 #include "models/kernels/row_layout.h"
 #include "models/layers/cached_attention.h"
+#include "models/layers/causal_attention.h"
 #include "models/layers/fused_forms.h"
 #include "models/layers/key_cache.h"
 #include "parallel/sequence_parallel/ring_attention.h"

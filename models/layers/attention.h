@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "models/layers/causal_attention.h"
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
 #include "models/layers/part.h"

@@ -24,7 +24,6 @@
 #include "models/kernels/fused_operators.h"
 #include "models/kernels/fused_ops.h"
 #include "models/kernels/once_differentiable.h"
-#include "models/kernels/row_layout.h"
 #include "models/layers/capped_attention.h"
 #include "parallel/sequence_parallel/block_attention.h"
 
