@@ -3,7 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/ones_like.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ at::Tensor joined_documents(const std::vector<Batch>& parts, int64_t length) {
   std::vector<int64_t> lengths;
   for (const Batch& part : parts) {
     TORCH_CHECK(part.document_lengths.defined(), "only some of the samples of a batch are cut into documents");
-    const int64_t of_row = part.tokens().size(1);
+    const int64_t of_row = part.length();
     const auto* document = part.document_lengths.const_data_ptr<int64_t>();
     int64_t in_row = 0;
     for (const auto* end = document + part.document_lengths.size(0); document != end; ++document) {
@@ -66,13 +66,13 @@ at::Tensor Batch::take(std::string_view name) {
 
 Batch concatenate(std::vector<Batch> parts, bool pin_memory) {
   int64_t length = 0;
-  for (const Batch& part : parts) length = std::max(length, part.tokens().size(1));
+  for (const Batch& part : parts) length = std::max(length, part.length());
   const bool has_padding = std::ranges::any_of(
-      parts, [&](const Batch& part) { return part.token_mask().defined() || part.tokens().size(1) < length; });
+      parts, [&](const Batch& part) { return part.token_mask().defined() || part.length() < length; });
   std::set<std::string> names;
   for (Batch& part : parts) {
     if (has_padding && !part.token_mask().defined())
-      part.set(kTokenMask, at::ones_like(part.tokens(), at::dtype(at::kBool)));
+      part.set(kTokenMask, at::ones({part.rows(), part.length()}, at::kBool));
     for (const auto& [name, column] : part.columns) names.insert(name);
   }
   Batch all;

@@ -33,8 +33,9 @@ struct Column {
 
 /// The columns that models and the trainer know by name. In every mask true, or 1, marks what counts (transformers'
 /// attention_mask, Megatron's loss_mask).
-inline constexpr const char* kTokens = "tokens";                   ///< [B, T] int64
-inline constexpr const char* kPositionIds = "position_ids";        ///< [B, T] int64, or [3, B, T] with M-RoPE
+inline constexpr const char* kTokens = "tokens";  ///< [B, T] int64
+/// [B, T] int64, or [3, B, T] with M-RoPE or patches of latents (frame, row, column)
+inline constexpr const char* kPositionIds = "position_ids";
 inline constexpr const char* kLabels = "labels";                   ///< [B, T] int64
 inline constexpr const char* kLossMask = "loss_mask";              ///< [B, T] float32, 0 or 1: tokens whose loss counts
 inline constexpr const char* kTokenMask = "token_mask";            ///< [B, T] bool: false for padding
@@ -42,6 +43,19 @@ inline constexpr const char* kLogitTemperatures = "temperatures";  ///< [B, T] f
 inline constexpr const char* kLossWeights = "loss_weights";        ///< [B, T] float32: ModelOutput::weighted_loss
 /// [K, B, T] int64: tokens that a teacher found likeliest at the place of each label.
 inline constexpr const char* kTeacherTokens = "teacher_topk_ids";
+
+// A model of latents (MultiModalModule::latent_patches) takes patches for tokens. The P values of a patch are in the
+// order channel, frame, row, column within it; the patches of a row are in the order frame, row, column.
+inline constexpr const char* kLatents = "latents";               ///< [P, B, T] fp32, noisy
+inline constexpr const char* kTargets = "targets";               ///< [P, B, T] fp32: what the model is to predict
+inline constexpr const char* kConditions = "conditions";         ///< [Q, B, T] fp32: further channels of each patch
+inline constexpr const char* kControls = "controls";             ///< [Q, B, T] fp32: what VACE's second stack takes
+inline constexpr const char* kTimesteps = "timesteps";           ///< [B] fp32, 0 .. 1000
+inline constexpr const char* kTextFeatures = "text_features";    ///< [B, L, D], of the text encoder
+inline constexpr const char* kTextMask = "text_mask";            ///< [B, L] bool: false for padding
+inline constexpr const char* kImageFeatures = "image_features";  ///< [B, L, D], of the image encoder
+inline constexpr const char* kCleanPatches = "clean_patches";    ///< [B, T] bool: given without noise, at timestep 0
+inline constexpr const char* kNoiseSeeds = "noise_seeds";        ///< [B] int64: of a sample's noise and timestep
 
 /// Names the numbers that a loss takes from the model for each token, besides the token's own loss.
 struct Asked {
@@ -70,6 +84,10 @@ struct Batch {
   /// Removes a column. Returns its tensor; undefined if there was none.
   at::Tensor take(std::string_view name);
 
+  /// Sizes of kTokens, or of kLatents: the number of samples, and of the tokens (patches) of each.
+  int64_t rows() const { return per_token().size(-2); }
+  int64_t length() const { return per_token().size(-1); }
+
   const at::Tensor& tokens() const { return at(kTokens); }
   at::Tensor position_ids() const { return find(kPositionIds); }  ///< undefined: 0, 1, 2, ... in each row
   at::Tensor labels() const { return find(kLabels); }             ///< undefined: the model returns logits
@@ -82,6 +100,9 @@ struct Batch {
       if (column.is_input) f(column.data);
     }
   }
+
+ private:
+  const at::Tensor& per_token() const { return at(columns.contains(kLatents) ? kLatents : kTokens); }
 };
 
 /// One batch of the samples of all parts; shorter ones are padded, which the token mask then shows. Throws for a column
@@ -107,10 +128,12 @@ struct AuxTerm {
 
 /// Result of a model for a Batch. Undefined tensors are absent.
 struct ModelOutput {
-  at::Tensor logits{};        ///< [B, T, V]; without labels
-  at::Tensor token_losses{};  ///< [B, T] fp32, -log p(label); with labels
-  at::Tensor values{};        ///< [B, T] fp32: what a score head makes of each token; such a model has no other output
-  at::Tensor entropies{};     ///< [B, T] fp32, of the distributions that the labels are from; if asked for
+  at::Tensor logits{};  ///< [B, T, V]; without labels
+  /// [B, T] fp32: -log p(label) with labels; with targets the mean squared error of a patch
+  at::Tensor token_losses{};
+  at::Tensor predictions{};  ///< [P, B, T] fp32, of a model of latents; without targets
+  at::Tensor values{};       ///< [B, T] fp32: what a score head makes of each token; such a model has no other output
+  at::Tensor entropies{};    ///< [B, T] fp32, of the distributions that the labels are from; if asked for
   at::Tensor teacher_log_probs{};  ///< [K, B, T] fp32: log-probabilities of kTeacherTokens; if asked for
   /// Scalar: the sum of loss_weights * token_losses, where the batch has that column and the model makes the head's
   /// gradients in forward; token_losses have no gradient then. A model need not: the objective's sum has the same one.
@@ -121,6 +144,7 @@ struct ModelOutput {
   void visit_tensors(F&& f) {
     f(logits);
     f(token_losses);
+    f(predictions);
     f(values);
     f(entropies);
     f(teacher_log_probs);

@@ -2,6 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "framework/batch.h"
@@ -9,6 +12,14 @@
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
+
+/// What a model of latents takes for a token: a box of frames, rows and columns of all channels.
+struct LatentPatches {
+  int64_t channels = 0;                                                         ///< of the latents that get noise
+  std::array<int64_t, 3> patch{};                                               ///< frames, rows, columns
+  int64_t text_width = 0;                                                       ///< of kTextFeatures
+  int64_t values() const { return channels * patch[0] * patch[1] * patch[2]; }  ///< of a patch
+};
 
 /// Base of a trainable model (mindspeed_mm.models.common.MultiModalModule):
 ///   class MyModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin
@@ -34,8 +45,10 @@ class MultiModalModule : public MegatronModule, public HookedModule {
     return input;
   }
 
-  /// Tokens are from [0, vocab_size()).
-  virtual int64_t vocab_size() const = 0;
+  /// Tokens are from [0, vocab_size()); 0: the model takes no tokens.
+  virtual int64_t vocab_size() const { return 0; }
+  /// Unset: the model takes tokens.
+  virtual std::optional<LatentPatches> latent_patches() const { return std::nullopt; }
   /// Throws where forward cannot take a sequence whose rows are spread over so many ranks that share
   /// out its heads (Ulysses); the default cannot (Batch::sequence).
   virtual void check_sequence_ranks(int64_t ranks) const;

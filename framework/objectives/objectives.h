@@ -39,10 +39,11 @@ struct LossInputs {
   at::Tensor values{}, entropies{}, teacher_log_probs{};  ///< as ModelOutput's; those that Needs names
 };
 
-/// Says which inputs a loss takes besides the tokens' losses and columns.
+/// Says which inputs a loss takes besides the tokens' losses and columns, and from which models.
 struct Needs {
   bool values = false;       ///< takes a model with a score head, which gives no token losses
   bool last_tokens = false;  ///< each sequence's last token is an input, too, and the one whose loss_mask is 1
+  bool latents = false;      ///< takes a model of latents (MultiModalModule::latent_patches)
   Asked asked{};
 };
 
@@ -57,6 +58,8 @@ class Objective {
   /// Columns that a batch needs besides tokens and labels.
   virtual std::vector<std::string> columns() const = 0;
   virtual Needs needs() const { return {}; }
+  /// Completes a batch as the data loader makes it (noise of latents). Runs on the loader's thread.
+  virtual void prepare(Batch& /*batch*/) const {}
   /// How many neighbouring sequences a term needs, which stay together: 2 for pairs.
   virtual int64_t rows_per_term() const { return 1; }
   /// Fp32: how many terms a micro batch with whole sequences has: a scalar, or [means].
@@ -81,7 +84,7 @@ std::unique_ptr<Objective> make_objective(const std::string& name, const std::ma
 
 /// Versions that an objective is compiled against. The program ignores an objective whose stamp differs from its own.
 struct ObjectiveStamp {
-  uint32_t version = 1;  ///< changes with Objective and ObjectiveKind
+  uint32_t version = 2;  ///< changes with Objective and ObjectiveKind
   const char* libtorch = TORCH_VERSION;
   size_t inputs_bytes = sizeof(LossInputs);
   size_t batch_bytes = sizeof(Batch);

@@ -90,7 +90,7 @@ double DocumentFlops::saved(const std::vector<Batch>& batches) {
   double saved = 0;
   for (const Batch& batch : batches) {
     if (!batch.document_lengths.defined()) continue;
-    saved += static_cast<double>(batch.tokens().size(0)) * of_sequence(sequence_length_);
+    saved += static_cast<double>(batch.rows()) * of_sequence(sequence_length_);
     const auto* lengths = batch.document_lengths.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < batch.document_lengths.numel(); ++i) saved -= of_sequence(lengths[i]);
   }

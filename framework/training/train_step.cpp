@@ -58,9 +58,9 @@ Batch TrainStep::with_sequences(Batch batch) const {
   if (needs_sequences_) add_sequences(batch);
   if (metric_names_.empty()) {
     for (const std::string& name : columns_)
-      require(batch.find(name).defined() ||
-                  (name == kRefLogProbs && (options_.reference != nullptr || !adapters_.empty())),
-              "the data have no column \"" + name + "\", which --objective needs (docs/objectives.md).");
+      require(
+          batch.find(name).defined() || (name == kRefLogProbs && (options_.reference != nullptr || !adapters_.empty())),
+          "the data have no column \"" + name + "\", which --objective needs (docs/objectives.md).");
     require(options_.reference == nullptr || !batch.find(kRefLogProbs).defined(),
             "the data have the column ref_log_probs already; leave out --ref-model, or the column.");
   }
@@ -69,7 +69,7 @@ Batch TrainStep::with_sequences(Batch batch) const {
 
 Batch TrainStep::on_device(Batch batch) {
   batch = with_sequences(std::move(batch));
-  batch.sequence = options_.sequence.with_length(batch.tokens().size(1));
+  batch.sequence = options_.sequence.with_length(batch.length());
   Batch whole = to_device(model_.prepared(std::move(batch)), device_);
   if (!needs_reference_ || whole.find(kRefLogProbs).defined()) return whole;
   const bool is_base = options_.reference == nullptr;
@@ -86,7 +86,7 @@ at::Tensor TrainStep::token_losses_of(MultiModalModule& model, const std::vector
   model.eval();
   int64_t length = 0;
   std::vector<at::Tensor> losses;
-  for (const Batch& each : wholes) length = std::max(length, each.tokens().size(1));
+  for (const Batch& each : wholes) length = std::max(length, each.length());
   for (const Batch& each : wholes) {
     const at::Tensor own = whole_of_rows(model(rows_of_rank(each)).token_losses, 1, each.sequence);
     losses.push_back(at::constant_pad_nd(own, {0, length - own.size(1)}));
@@ -184,9 +184,8 @@ TrainStep::LossAhead TrainStep::loss_ahead(const std::vector<Batch>& parts, cons
   scaled(total).backward();
   int64_t row = 0;
   for (const Batch& part : parts) {
-    const auto sizes = part.tokens().sizes();
-    ahead.weights.push_back(all.grad().narrow(0, row, sizes[0]).narrow(1, 0, sizes[1]));
-    row += sizes[0];
+    ahead.weights.push_back(all.grad().narrow(0, row, part.rows()).narrow(1, 0, part.length()));
+    row += part.rows();
   }
   return ahead;
 }
