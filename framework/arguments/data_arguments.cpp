@@ -21,7 +21,8 @@ void add_data(std::vector<Option>& rows) {
   OptionGroup group("data", rows);
   OptionGroup training("data", rows, {.pretrain_only = true});
   constexpr const char* kBlend = "[WEIGHT] PREFIX";
-  group.add("--data-path", &A::data_path, kReport, "of .bin/.idx files, split by --split").shown_as(kBlend);
+  group.add("--data-path", &A::data_path, kReport, "of .bin/.idx files, or a folder of latents, split by --split")
+      .shown_as(kBlend);
   training.add("--split", &A::split, kReport, "parts of training, validation and test: 969,30,1").shown_as("N,N,N");
   training.add("--train-data-path", &A::train_data_path, kReport, "training data, instead of --data-path")
       .shown_as(kBlend);
@@ -59,6 +60,11 @@ void add_data(std::vector<Option>& rows) {
       .add("--neat-packing", &A::neat_packing, kReport,
            "pack whole conversations into samples of up to --seq-length, without attention between them")
       .alias("--neat-pack");
+  training
+      .add("--caption-dropout-rate", &A::caption_dropout_rate, kReport,
+           "share of the samples of latents that get the empty prompt, for guidance without a classifier")
+      .at_least(0)
+      .at_most(1);
   group.add("--num-workers", &A::num_workers, kFree, "batches that are prepared ahead, by one thread; at least one")
       .at_least(0);
   group.add("--reset-position-ids", &A::reset_position_ids, kReport, "positions start anew after an end of document");

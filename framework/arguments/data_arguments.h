@@ -35,6 +35,7 @@ struct DataArguments {
   DataloaderType dataloader_type = DataloaderType::kSingle;
   bool shuffle_conversations = true;
   bool neat_packing = false;
+  double caption_dropout_rate = 0;
   int64_t num_workers = 2;
   bool reset_position_ids = false;
   bool reset_attention_mask = false;

@@ -101,6 +101,13 @@ DataSource open_conversations(const std::string& prefix, const DataOptions& /*op
           [set](const SplitOptions& split) { return std::make_shared<ConversationDataset>(set, split); }};
 }
 
+DataSource open_latents(const std::string& prefix, const DataOptions& options) {
+  const auto set = std::make_shared<LatentSet>(prefix);
+  return {prefix, static_cast<size_t>(set->size()), [set, latents = *options.latents](const SplitOptions& split) {
+            return std::make_shared<LatentDataset>(set, split, latents);
+          }};
+}
+
 /// A data format and the file extension that identifies it. If no file of a prefix has one, open_tokens reports what is
 /// missing.
 struct DataFormat {
@@ -109,6 +116,7 @@ struct DataFormat {
 };
 constexpr DataFormat kDataFormats[] = {
     {kConversationsSuffix, open_conversations},
+    {kLatentsFile, open_latents},
     {".idx", open_tokens},
 };
 
@@ -121,6 +129,12 @@ DataSource open_source(const std::string& prefix, const DataOptions& options) {
                        " are two data sets of one prefix; rename the one that is not meant");
     found = &format;
   }
+  const bool has_latents = found != nullptr && found->open == open_latents;
+  require(has_latents || !options.latents, prefix + kLatentsFile +
+                                               " does not exist, and the model takes latents; give a folder that "
+                                               "launch/preprocess/preprocess_latents.py has written.");
+  require(!has_latents || options.latents,
+          prefix + " has latents, and the model takes tokens; give it a set of tokens, or a model of latents.");
   return found == nullptr ? open_tokens(prefix, options) : found->open(prefix, options);
 }
 
@@ -288,6 +302,7 @@ DataSplits build_datasets(const DataOptions& options) {
   const Sizes sizes = {options.train_samples, options.valid_samples, options.test_samples};
   Datasets built;
   if (options.mock_data) {
+    require(!options.latents, "--mock-data are tokens, and the model takes latents; give --data-path.");
     const int64_t end = options.eod_id < 0 ? options.vocab_size - 1 : options.eod_id;
     const auto source = std::make_shared<MockTokens>(options.vocab_size, end);
     built = build_splits(source_of(source), parse_split("1,1,1"), sizes, options);

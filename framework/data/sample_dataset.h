@@ -19,6 +19,7 @@ struct DatasetFacts {
   std::map<std::string, int64_t> units{};  ///< number of units by their name: "document", "conversation"
   bool has_fixed_length = true;            ///< every sample has seq_length tokens
   int64_t tokens = 0;
+  std::string entry = "token";  ///< name of what `tokens` counts: "latent" of patches
   double min_epochs = std::numeric_limits<double>::infinity();  ///< over the members of a blend
   double max_epochs = 0;
 

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,14 +11,6 @@
 #include "parallel/fsdp/hooked_module.h"
 
 namespace megashard {
-
-/// What a model of latents takes for a token: a box of frames, rows and columns of all channels.
-struct LatentPatches {
-  int64_t channels = 0;                                                         ///< of the latents that get noise
-  std::array<int64_t, 3> patch{};                                               ///< frames, rows, columns
-  int64_t text_width = 0;                                                       ///< of kTextFeatures
-  int64_t values() const { return channels * patch[0] * patch[1] * patch[2]; }  ///< of a patch
-};
 
 /// Base of a trainable model (mindspeed_mm.models.common.MultiModalModule):
 ///   class MyModel : public MultiModalModule, public FSDP2Mixin, public WeightInitMixin

@@ -77,8 +77,8 @@ std::string data_line(const std::string& split, const SampleDataset* dataset, in
   const std::string least = decimal(facts.min_epochs), most = decimal(facts.max_epochs);
   std::string holds;
   for (const auto& [unit, count] : facts.units) holds += counted(count, unit) + ", ";
-  return start + holds + counted(facts.tokens, "token") + "; asked for: " + counted(samples, "sample") +
-         (facts.has_fixed_length ? " of " + counted(seq_length, "token") : "") + ", " +
+  return start + holds + counted(facts.tokens, facts.entry) + "; asked for: " + counted(samples, "sample") +
+         (facts.has_fixed_length ? " of " + counted(seq_length, facts.entry) : "") + ", " +
          (least == most ? "" : least + " to ") + most + " epochs";
 }
 

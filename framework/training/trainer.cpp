@@ -56,11 +56,12 @@ int64_t micro_batches_together(const TrainingPlan& plan, const Objective& object
   return std::lcm(size, objective.rows_per_term()) / size;
 }
 
-TrainingDataOptions data_for(const TrainingPlan& plan, const Objective& objective) {
+TrainingDataOptions data_for(const TrainingPlan& plan, const std::shared_ptr<const Objective>& objective) {
   TrainingDataOptions data = plan.data;
-  data.sets.group = objective.rows_per_term();
-  data.sets.last_tokens = objective.needs().last_tokens;
-  data.micro_batches_together = micro_batches_together(plan, objective);
+  data.sets.group = objective->rows_per_term();
+  data.sets.last_tokens = objective->needs().last_tokens;
+  data.loading.prepare = [objective](Batch& batch) { objective->prepare(batch); };
+  data.micro_batches_together = micro_batches_together(plan, *objective);
   return data;
 }
 
@@ -128,7 +129,7 @@ Trainer::Trainer(TrainingPlan plan, MultiModalModule& model, const ParallelGroup
               return options;
             }()),
       state_{plan_.arguments, model, optimizer_.get(), &schedule_, device_},
-      data_(data_for(plan_, *objective_), plan_.length, groups.sharding->rank(), world_, device_),
+      data_(data_for(plan_, objective_), plan_.length, groups.sharding->rank(), world_, device_),
       document_flops_(model, data_.seq_length(), world_->size() / plan_.length.batches.data_parallel_size),
       search_(model, step_, data_, world_),
       reader_(world_, device_,
@@ -151,6 +152,11 @@ Trainer::Trainer(TrainingPlan plan, MultiModalModule& model, const ParallelGroup
           },
           [this](const std::string& why) { metrics_files_->events().save_failed(why, state_.progress.step); })) {
   state_.scaler = scaler_.get();
+  const bool takes_latents = model.latent_patches().has_value();
+  require(takes_latents == objective_->needs().latents,
+          "--objective " + plan_.objective +
+              (takes_latents ? " is a loss of tokens, and the model takes latents; give flow-matching or ddpm."
+                             : " is a loss of latents, and the model takes tokens; leave it out."));
   const int64_t together = objective_->rows_per_term();
   const MicrobatchOptions& batches = plan_.length.batches;
   const bool is_apart = !plan_.data.sets.neat_packing && batches.micro_batch_size % together != 0;
@@ -258,7 +264,7 @@ bool Trainer::line_is_due(int64_t iteration) const {
 
 StepReport Trainer::report(bool is_last) {
   const int64_t batch = loop_.samples;
-  const double flops = model_.training_flops(batch, data_.seq_length());
+  const double flops = model_.training_flops(batch, loop_.length);
   state_.progress.flops += flops;
   StepInterval& interval = reader_.interval();
   interval.seconds += loop_.seconds;
@@ -271,7 +277,7 @@ StepReport Trainer::report(bool is_last) {
                     .train_iters = loop_.train_iters,
                     .consumed_samples = state_.progress.samples,
                     .global_batch_size = batch,
-                    .seq_length = data_.seq_length(),
+                    .seq_length = loop_.length,
                     .world_size = world_->size(),
                     .seconds = loop_.seconds,
                     .lr = loop_.lr,
@@ -310,6 +316,8 @@ void Trainer::run_step() {
     const TimedPart timed(timers_.get(), StepPart::kBatch);
     loop_.batches = data_.next(step, loop_.microbatches->count());
     loop_.samples = data_.samples(std::ssize(loop_.batches));
+    // All samples of a step with latents have one shape (LatentDataset).
+    loop_.length = model_.latent_patches() ? loop_.batches.front().length() : data_.seq_length();
   }
   const bool reads = reads_step(step);
   const DeviceStats stats = step_.gradients(loop_.batches, step, world_);

@@ -64,6 +64,7 @@ class Trainer {
     int64_t train_iters = 0;
     std::vector<Batch> batches{};  // this rank's, of the current step
     int64_t samples = 0;           // of all ranks in that step
+    int64_t length = 0;            // of these samples: tokens or patches
     double lr = 0, seconds = 0;
     bool has_reported = false;  // a step of this run
     StopRequest stop = StopRequest::kNone;
@@ -114,9 +115,9 @@ class Trainer {
   TrainerCallbacks callbacks_;
   std::unique_ptr<Optimizer> optimizer_;
   OptimizerParamScheduler schedule_;
-  std::unique_ptr<GradScaler> scaler_;  // null: losses are not scaled
-  std::unique_ptr<StepTimers> timers_;  // null: --timing-log-level 0
-  std::unique_ptr<Objective> objective_;
+  std::unique_ptr<GradScaler> scaler_;          // null: losses are not scaled
+  std::unique_ptr<StepTimers> timers_;          // null: --timing-log-level 0
+  std::shared_ptr<const Objective> objective_;  // shared with the threads that read data
   TrainStep step_;
   TrainingState state_;
   TrainingData data_;

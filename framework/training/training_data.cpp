@@ -117,6 +117,7 @@ struct DataLoader::Reader {
   const std::unique_ptr<DataSampler> sampler;
   const BatchOptions options;
   const size_t prefetch;
+  const std::function<void(Batch&)> prepare;
 
   std::mutex mutex{};  // guards the members below
   std::condition_variable changed{};
@@ -139,6 +140,7 @@ struct DataLoader::Reader {
       try {
         used_up = !sampler->next(indices);
         if (!used_up) batch = dataset->collate(indices, options);
+        if (!used_up && prepare) prepare(batch);
       } catch (...) {
         failure = std::current_exception();
       }
@@ -156,13 +158,11 @@ DataLoader::DataLoader(std::shared_ptr<const SampleDataset> dataset, std::unique
                        const BatchOptions& batch, const DataLoaderOptions& options)
     : timeout_seconds_(options.timeout_seconds) {
   TORCH_CHECK(options.prefetch > 0, "the data loader reads at least one batch ahead, got 0");
-  TORCH_CHECK(batch.vocab_size > 0, "batches are checked against the vocabulary, got a size of ", batch.vocab_size,
-              "; set --vocab-size");
   const bool needs_eod = batch.eod_mask_loss || batch.reset_position_ids || batch.reset_attention_mask;
   TORCH_CHECK(!needs_eod || batch.eod_id >= 0,
               "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the end-of-document token, which "
               "is unknown; give a tokenizer or model directory that names its eos token");
-  reader_.reset(new Reader{std::move(dataset), std::move(sampler), batch, options.prefetch});
+  reader_.reset(new Reader{std::move(dataset), std::move(sampler), batch, options.prefetch, options.prepare});
   thread_ = std::thread([reader = reader_] { reader->read_ahead(); });
 }
 

@@ -47,6 +47,8 @@ std::unique_ptr<DataSampler> make_data_sampler(const SamplerOptions& options);
 struct DataLoaderOptions {
   size_t prefetch = 2;             ///< batches read ahead by a thread
   double timeout_seconds = 600.0;  ///< next() throws if no batch arrives in this time
+  /// Objective::prepare; runs on the reading thread. May be null.
+  std::function<void(Batch&)> prepare{};
 };
 
 /// Batches in the sampler's order. A thread reads them ahead, so that reading overlaps with compute. If reading a batch
