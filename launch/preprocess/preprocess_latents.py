@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""Videos or pictures with captions to features for models of latents: DIR/data.jsonl and DIR/features/N.pt, in the form
+of MindSpeed-MM's feature folders (framework/data/latent_set.h).
+
+The encoders are those of a diffusers pipeline of Wan: text to video, image to video or VACE. A line of --input is
+{"video": PATH, "text": CAPTION}, or with "image" in place of "video"; VACE also takes "vace_video" and
+"vace_video_mask". Needs `diffusers`, `transformers`, `torch` and `ftfy`; video files also `av`.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from preprocess_images import read_image, resize
+from preprocess_input import BadRecords, InputError, RecordError, input_files, model_folder, records_of
+from preprocess_videos import FrameFolder, VideoFile
+
+PIPELINES = ("WanPipeline", "WanImageToVideoPipeline", "WanVACEPipeline")
+BICUBIC = 3
+
+
+def parse_arguments(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, metavar="DIR", help="folder of the diffusers pipeline")
+    parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
+                        help="JSON lines, or an array; or MindSpeed-MM's data.txt, lines of FOLDER,FILE")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder to write; give it as --data-path")
+    parser.add_argument("--folder", metavar="DIR", help="where relative paths begin (default: the input file's folder)")
+    parser.add_argument("--size", required=True, nargs="+", metavar="HxW", help="sizes in pixels; each video takes the "
+                        "one whose shape is nearest to its own, and is cut to it at the middle")
+    parser.add_argument("--num-frames", type=int, default=81, metavar="N", help="frames of a video: the first N, or "
+                        "the most of a shorter one that the VAE takes (default: 81)")
+    parser.add_argument("--fps", type=float, metavar="F", help="take so many frames of a second (default: all)")
+    parser.add_argument("--max-text-length", type=int, default=512, metavar="N", help="tokens of a caption; features "
+                        "behind its end are 0 (default: 512)")
+    parser.add_argument("--device", default="cpu", help="of the encoders (default: cpu)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32",
+                        help="of the encoders and of the text features (default: float32)")
+    parser.add_argument("--skip-bad-records", action="store_true")
+    parser.add_argument("--log-interval", type=int, default=100, metavar="N")
+    return parser.parse_args(words)
+
+
+def sizes_of(words):
+    sizes = []
+    for word in words:
+        numbers = word.lower().split("x")
+        if len(numbers) != 2 or not all(number.isdigit() and int(number) > 0 for number in numbers):
+            raise InputError(f"--size {word} is no size; give rows and columns of pixels, as 480x832")
+        sizes.append(tuple(map(int, numbers)))
+    return sizes
+
+
+def load_pipeline(folder, dtype, device):
+    folder = model_folder("--model", folder)
+    try:
+        name = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
+    except (OSError, ValueError, KeyError):
+        raise InputError(f"{folder} is no folder of a diffusers pipeline: it has no model_index.json with a "
+                         "_class_name") from None
+    if name not in PIPELINES:
+        raise InputError(f"{folder} is a {name}; features are written for {', '.join(PIPELINES)}")
+    try:
+        import diffusers
+        import torch
+    except ImportError as error:
+        raise InputError(f"{sys.executable} has no package {error.name}; install it with `pip install diffusers "
+                         "transformers torch`") from None
+    pipeline = getattr(diffusers, name).from_pretrained(folder, transformer=None, transformer_2=None,
+                                                        dtype=getattr(torch, dtype))
+    return pipeline.to(device)
+
+
+class Encoder:
+    """A pipeline's encoders, used as its own __call__ uses them."""
+
+    def __init__(self, flags):
+        import torch
+        self.torch = torch
+        self.flags, self.sizes = flags, sizes_of(flags.size)
+        self.pipeline = load_pipeline(flags.model, flags.dtype, flags.device)
+        self.kind = type(self.pipeline).__name__
+        vae = self.pipeline.vae
+        self.mean, self.deviation = (torch.tensor(values, device=flags.device).view(1, -1, 1, 1, 1)
+                                     for values in (vae.config.latents_mean, vae.config.latents_std))
+
+    def text(self, caption):
+        features = self.pipeline.encode_prompt(caption, do_classifier_free_guidance=False, device=self.flags.device,
+                                               max_sequence_length=self.flags.max_text_length)[0]
+        return {"prompt_ids": features[0].cpu()}
+
+    def pixels(self, path):
+        """[1, 3, F, H, W] from -1 to 1."""
+        try:
+            return self.prepared_pixels(path)
+        except (ValueError, OSError) as error:
+            raise RecordError(f"{path} {error}") from None
+
+    def prepared_pixels(self, path):
+        torch = self.torch
+        if path.suffix.lower() in (".jpg", ".jpeg", ".png", ".webp", ".bmp"):
+            frames = [read_image(path)]
+        else:
+            video = FrameFolder(path, self.flags.fps or 1) if path.is_dir() else VideoFile(path)
+            step = video.fps / self.flags.fps if self.flags.fps else 1
+            numbers = [round(i * step) for i in range(self.flags.num_frames) if round(i * step) < video.total]
+            between = self.pipeline.vae_scale_factor_temporal
+            import numpy
+            frames = list(video.frames(numpy.array(numbers[:(len(numbers) - 1) // between * between + 1])))
+        own = frames[0].width / frames[0].height
+        rows, columns = min(self.sizes, key=lambda size: abs(size[1] / size[0] - own))
+        cut = []
+        for frame in frames:
+            scale = max(rows / frame.height, columns / frame.width)
+            whole = resize(frame, max(rows, round(frame.height * scale)), max(columns, round(frame.width * scale)),
+                           BICUBIC)
+            left, top = (whole.width - columns) // 2, (whole.height - rows) // 2
+            cut.append(whole.crop((left, top, left + columns, top + rows)))
+        return self.pipeline.video_processor.preprocess_video(cut, rows, columns).to(self.flags.device,
+                                                                                     self.pipeline.vae.dtype)
+
+    def latents(self, pixels):
+        encoded = self.pipeline.vae.encode(pixels).latent_dist.mode()
+        return ((encoded.float() - self.mean) / self.deviation)[0].cpu()
+
+    def first_frame(self, pixels):
+        """What the pipeline of images to videos makes of the first frame."""
+        frames, rows, columns = pixels.shape[2:]
+        first = pixels[:, :, 0]
+        if self.pipeline.config.expand_timesteps:
+            return {"clean_frames": 1}
+        _, conditions = self.pipeline.prepare_latents(
+            first, 1, self.pipeline.vae.config.z_dim, rows, columns, frames, self.torch.float32, self.flags.device)
+        features = {"i2v_vae_feature": conditions[0].float().cpu()}
+        if self.pipeline.image_encoder is not None:
+            picture = (first[0].float().clamp(-1, 1) + 1) / 2
+            image = self.pipeline.video_processor.numpy_to_pil(picture.permute(1, 2, 0)[None].cpu().numpy())[0]
+            features["i2v_clip_feature"] = self.pipeline.encode_image(image, self.flags.device)[0].cpu()
+        return features
+
+    def controls(self, pixels, record, path_of):
+        """VACE: the control video without and with its masked parts, and the mask."""
+        if "vace_reference_image" in record:
+            raise RecordError("vace_reference_image is not supported; leave it out")
+        control, mask = self.torch.zeros_like(pixels), self.torch.ones_like(pixels)
+        if "vace_video" in record:
+            control = self.pixels(path_of(record["vace_video"]))
+        if "vace_video_mask" in record:
+            mask = ((self.pixels(path_of(record["vace_video_mask"])) + 1) / 2).clamp(0, 1)
+        if not control.shape == mask.shape == pixels.shape:
+            raise RecordError("vace_video and vace_video_mask must have the frames and the shape of the video")
+        masked = self.pipeline.prepare_video_latents(control, mask, [[]], None, self.flags.device)[0]
+        return {"vace_context": self.torch.cat([masked.float(), self.vace_mask(mask)]).cpu()}
+
+    def vace_mask(self, mask):
+        """[64, F, H, W]: the pixels of a latent as channels (WanVACEPipeline.prepare_masks, without a transformer)."""
+        space, time = self.pipeline.vae_scale_factor_spatial, self.pipeline.vae_scale_factor_temporal
+        one = mask[0, 0].float()
+        frames, rows, columns = one.shape
+        one = one.view(frames, rows // space, space, columns // space, space).permute(2, 4, 0, 1, 3).flatten(0, 1)
+        size = ((frames + time - 1) // time, rows // space, columns // space)
+        return self.torch.nn.functional.interpolate(one[None], size=size, mode="nearest-exact")[0]
+
+    def encode(self, record, folder):
+        path = next((record[key] for key in ("video", "image", "path", "file") if key in record), None)
+        caption = next((record[key] for key in ("text", "caption", "cap") if key in record), None)
+        caption = caption[0] if isinstance(caption, list) and caption else caption
+        if not isinstance(path, str) or not isinstance(caption, str):
+            raise RecordError('a record needs "video" or "image", a path, and "text", its caption')
+        pixels = self.pixels(folder / path)
+        features = {"video": self.latents(pixels), **self.text(caption)}
+        if self.kind == "WanImageToVideoPipeline":
+            features.update(self.first_frame(pixels))
+        if self.kind == "WanVACEPipeline":
+            features.update(self.controls(pixels, record, lambda name: folder / name))
+        return features
+
+
+def sources_of(flags):
+    """(folder of relative paths, file of records). A data.txt of MindSpeed-MM has a line "FOLDER,FILE" for each."""
+    for file in input_files(flags.input):
+        if not file.endswith(".txt"):
+            yield Path(flags.folder) if flags.folder else Path(file).parent, file
+            continue
+        for line in filter(None, map(str.strip, Path(file).read_text(encoding="utf-8").splitlines())):
+            folder, comma, records = line.partition(",")
+            if not comma:
+                raise InputError(f"{file}: the line {line!r} is not FOLDER,FILE")
+            yield Path(folder.strip()), input_files([records.strip()])[0]
+
+
+def write_features(flags):
+    output, sources = Path(flags.output), list(sources_of(flags))
+    if (output / "data.jsonl").exists():
+        raise InputError(f"{output} has a data.jsonl already; remove it, or give another --output")
+    encoder = Encoder(flags)
+    torch = encoder.torch
+    (output / "features").mkdir(parents=True, exist_ok=True)
+    bad, lines = BadRecords(flags.skip_bad_records), []
+    with torch.inference_mode():
+        torch.save(encoder.text(""), output / "empty_prompt.pt")
+        for folder, file in sources:
+            for number, record in records_of(file):
+                try:
+                    if isinstance(record, RecordError):
+                        raise record
+                    if not isinstance(record, dict):
+                        raise RecordError("a record must be an object")
+                    features = encoder.encode(record, folder)
+                except RecordError as error:
+                    bad.add(RecordError(f"{file}, line {number}: {error}"))
+                    continue
+                name = f"features/{len(lines):07}.pt"
+                torch.save(features, output / name)
+                lines.append(json.dumps({"file": name, "shape": list(features["video"].shape)}))
+                if len(lines) % flags.log_interval == 0:
+                    print(f"{len(lines)} samples", file=sys.stderr, flush=True)
+    bad.tell()
+    if not lines:
+        raise InputError("there is no sample in --input; nothing was written")
+    part = output / "data.jsonl.part"
+    part.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    os.replace(part, output / "data.jsonl")
+    print(f"wrote the features of {len(lines)} samples to {output}")
+
+
+if __name__ == "__main__":
+    try:
+        write_features(parse_arguments())
+    except InputError as error:
+        sys.exit(f"preprocess_latents: {error}")
