@@ -25,6 +25,7 @@ struct RunParts {
   bool training = true;  ///< gradients, and the optimizer's steps
   bool schedule = true;  ///< length of the training, learning rate, training and validation splits
   bool data = true;      ///< data sets
+  bool serves = false;   ///< another process gives the data, and computes the loss
 };
 
 /// Computes derived values (marked so in the headers) and checks the rules between arguments (Megatron's

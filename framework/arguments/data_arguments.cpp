@@ -42,7 +42,8 @@ void add_data(std::vector<Option>& rows) {
            "rank_R.bin of prime-rl, or rollouts.vision.safetensors (docs/reinforcement_learning.md)")
       .shown_as("DIR");
   training
-      .add("--rollout-timeout-minutes", &A::rollout_timeout_minutes, kFree, "how long a step waits for its rollouts")
+      .add("--rollout-timeout-minutes", &A::rollout_timeout_minutes, kFree,
+           "how long a step waits for its rollouts, and serve for its client")
       .above(0);
   group.add("--seq-length", &A::seq_length, kReport, "tokens of a sequence").above(0).taken_from_checkpoint();
   group.add("--encoder-seq-length", &A::encoder_seq_length, kReport, "another name for --seq-length").above(0);

@@ -67,7 +67,7 @@ void check_fsdp2(const Arguments& arguments, bool on_gpu, const RunEnvironment& 
                 "compute; unset it.");
 }
 
-void check_backend(const Arguments& arguments, bool on_gpu, Mistakes& rules) {
+void check_backend(const Arguments& arguments, const RunParts& parts, bool on_gpu, Mistakes& rules) {
   const auto& backend = *arguments.distributed_backend;
   if (!rules.require(
           backend.find("hccl") == backend.npos,
@@ -82,9 +82,9 @@ void check_backend(const Arguments& arguments, bool on_gpu, Mistakes& rules) {
   rules.require(
       on_gpu || backend == "gloo",
       "--distributed-backend " + backend + " needs GPUs, but this run is on CPUs; use gloo or leave the flag out.");
-  const std::string writer = arguments.async_save ? "--async-save" : "--publish-weights";
-  rules.require(backend != "nccl" || !(arguments.async_save || arguments.publish_weights),
-                writer + " needs a backend for the CPU, over which its threads agree; use --distributed-backend "
+  const std::string of_cpu = parts.serves ? "serve" : (arguments.async_save ? "--async-save" : "--publish-weights");
+  rules.require(backend != "nccl" || !(parts.serves || arguments.async_save || arguments.publish_weights),
+                of_cpu + " needs a backend for the CPU, over which its threads agree; use --distributed-backend "
                          "cpu:gloo,cuda:nccl or leave the flag out.");
 }
 
@@ -101,17 +101,17 @@ bool is_gpu(DeviceChoice device, bool has_gpu) {
   return false;
 }
 
-bool derive_device(Arguments& arguments, const RunEnvironment& environment, Mistakes& rules) {
+bool derive_device(Arguments& arguments, const RunEnvironment& environment, const RunParts& parts, Mistakes& rules) {
   rules.require(arguments.device != DeviceChoice::kCuda || environment.has_gpu,
                 "--device cuda needs a GPU, and this machine has none that can be used; leave it out or "
                 "use --device cpu.");
   const bool on_gpu = is_gpu(arguments.device, environment.has_gpu);
   if (!arguments.distributed_backend) {
-    const bool writes = arguments.save || arguments.async_save || arguments.publish_weights;
-    const char* on_gpus = writes ? "cpu:gloo,cuda:nccl" : "nccl";
+    const bool needs_cpu = parts.serves || arguments.save || arguments.async_save || arguments.publish_weights;
+    const char* on_gpus = needs_cpu ? "cpu:gloo,cuda:nccl" : "nccl";
     arguments.distributed_backend = on_gpu ? on_gpus : "gloo";
   }
-  check_backend(arguments, on_gpu, rules);
+  check_backend(arguments, parts, on_gpu, rules);
   return on_gpu;
 }
 
@@ -215,7 +215,7 @@ void validate_parallel(Arguments& arguments, const RunEnvironment& environment, 
   if (!parts.training) arguments.sequence_parallel = false;  // prompts are of any length; the numbers are the same
   derive_parallel(arguments, environment, rules);
   check_sequence_parallel(arguments, sink, rules);
-  const bool on_gpu = derive_device(arguments, environment, rules);
+  const bool on_gpu = derive_device(arguments, environment, parts, rules);
   check_fsdp2(arguments, on_gpu, environment, rules);
   check_determinism(arguments, on_gpu, environment, rules);
 }

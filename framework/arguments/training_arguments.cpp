@@ -193,8 +193,8 @@ void check_length(const Arguments& arguments, Mistakes& rules) {
                 "--lr-warmup-fraction excludes --lr-warmup-iters and --lr-warmup-samples; give one.");
 }
 
-void check_batches(Arguments& arguments, Mistakes& rules) {
-  if (arguments.rollouts && !arguments.micro_batch_size) arguments.micro_batch_size = 1;
+void check_batches(Arguments& arguments, const RunParts& parts, Mistakes& rules) {
+  if ((arguments.rollouts || parts.serves) && !arguments.micro_batch_size) arguments.micro_batch_size = 1;
   rules.require(arguments.micro_batch_size.has_value(),
                 "--micro-batch-size is missing; give the sequences of one forward.");
   if (arguments.micro_batch_size.value_or(0) <= 0 || arguments.global_batch_size.value_or(1) <= 0) return;
@@ -229,7 +229,7 @@ void validate_training(Arguments& arguments, const RunParts& parts, Mistakes& ru
   check_callbacks(arguments, rules);
   check_objective(arguments, rules);
   if (parts.schedule) check_length(arguments, rules);
-  check_batches(arguments, rules);
+  check_batches(arguments, parts, rules);
 }
 
 }  // namespace megashard::detail
