@@ -33,6 +33,8 @@ REASONS = {
     ("parallel/sequence_parallel/sequence_shard.cpp", "shard.group->all_gather_into(all"): AT_ONCE,
     ("framework/training/generation.cpp", "shard.group->all_reduce(here"): AT_ONCE,
     ("framework/training/generation.cpp", "ranks.all->all_reduce(number"): AT_ONCE,
+    ("framework/serving/loss_server.cpp", "sharing_->broadcast(size"): AT_ONCE,
+    ("framework/serving/loss_server.cpp", "sharing_->broadcast(data"): AT_ONCE,
     ("framework/training/unit_planner.cpp", "group->all_gather_into(whole"): AT_ONCE,
     ("framework/training/unit_planner.cpp", "group->reduce_scatter_into(part"): AT_ONCE,
     ("framework/training/unit_planner.cpp", "world_->all_reduce("): AT_ONCE,
