@@ -50,6 +50,7 @@ const std::vector<Subcommand>& subcommands() {
       {"pretrain", "trains a model", [](int argc, char** argv) { return run_pretrain(argc, argv, run_dry_run); }},
       {"rl", "trains on rollouts while others sample them: the trainer of prime-rl",
        [](int argc, char** argv) { return run_rl(argc, argv, run_dry_run); }},
+      {"serve", "trains on losses that another process computes, such as verl's and ROLL's", run_serve},
       {"report", "an HTML page about runs: curves, memory, timeline, checkpoints", run_report},
       {"launch", "starts N ranks on this host: megashard launch -n N -- SUBCOMMAND ...", run_launch},
       {"completion", "prints the completions for bash, zsh or fish, or all flags as JSON", print_completion},

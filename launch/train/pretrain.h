@@ -13,4 +13,7 @@ int run_pretrain(int argc, char** argv, DryRun dry_run);
 /// Runs `megashard rl RUN ...`: run_pretrain on the rollouts in RUN/rollouts, with the weights in RUN/broadcasts.
 int run_rl(int argc, char** argv, DryRun dry_run);
 
+/// Runs `megashard serve SOCKET ...`: trains on losses that another process computes.
+int run_serve(int argc, char** argv);
+
 }  // namespace megashard

@@ -229,7 +229,7 @@ def test_manual_pages_are_pages(tmp_path, installed):
     assert [page.name for page in pages] == [
         "megashard-convert.1", "megashard-generate.1", "megashard-infer.1", "megashard-inspect.1",
         "megashard-launch.1", "megashard-models.1", "megashard-plan.1", "megashard-pretrain.1",
-        "megashard-report.1", "megashard-rl.1", "megashard.1"]
+        "megashard-report.1", "megashard-rl.1", "megashard-serve.1", "megashard.1"]
     for page in pages:
         lines = page.read_text().splitlines()
         assert lines[0].startswith(f'.TH {page.stem} 1 ') and lines[1] == ".SH NAME"
