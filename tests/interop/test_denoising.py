@@ -78,10 +78,10 @@ def test_weights(tmp_path, weighting):
     same(out["weights"], (expected[:, None] * mask).float())
 
 
-@pytest.mark.parametrize("flags,least,most", [((), 0, 1000), (("--timestep-min", 875, "--timestep-shift", 5), 875, 1000),
-                                              (("--timestep-sampling", 1, "--timestep-logit-mean", -0.5), 0, 1000),
-                                              (("--timestep-sampling", 1, "--timestep-max", 400), 0, 400),
-                                              (("--timestep-shift-by", 1), 0, 1000)])
+@pytest.mark.parametrize("flags,least,most", [
+    ((), 0, 1000), (("--timestep-min", 875, "--timestep-shift", 5), 875, 1000),
+    (("--timestep-sampling", 1, "--timestep-logit-mean", -0.5), 0, 1000),
+    (("--timestep-sampling", 1, "--timestep-max", 400), 0, 400), (("--timestep-shift-by", 1), 0, 1000)])
 def test_timesteps_have_their_distribution(tmp_path, flags, least, most):
     """Kolmogorov-Smirnov: with 4,000 draws a distance of 0.034 has a chance of 2e-4, and the seeds are fixed."""
     draws, patches = 4000, 16
