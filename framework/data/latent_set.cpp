@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -128,6 +129,13 @@ void LatentSet::add_line(const std::string& line, int64_t number) {
     sizes = FeatureFile(files_.back()).sizes(kVideo, 4);
   }
   shapes_.push_back(shape_of(sizes, where));
+}
+
+int64_t LatentSet::most_patches(const std::array<int64_t, 3>& patch) const {
+  int64_t most = 0;
+  for (const auto& shape : shapes_)
+    most = std::max(most, shape[1] / patch[0] * (shape[2] / patch[1]) * (shape[3] / patch[2]));
+  return most;
 }
 
 LatentSample LatentSet::read(int64_t sample) const {

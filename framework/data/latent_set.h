@@ -35,6 +35,8 @@ class LatentSet {
   int64_t size() const { return static_cast<int64_t>(files_.size()); }
   /// [C, F, H, W] of a sample's latents.
   const std::array<int64_t, 4>& shape(int64_t sample) const { return shapes_[static_cast<size_t>(sample)]; }
+  /// Patches of the largest sample.
+  int64_t most_patches(const std::array<int64_t, 3>& patch) const;
   LatentSample read(int64_t sample) const;
   /// text_features and text_mask of the empty prompt; undefined without empty_prompt.pt.
   const LatentSample& empty_prompt() const { return empty_prompt_; }

@@ -74,6 +74,36 @@ void apply_data(MindSpeedRun& run, Arguments& arguments, const RunParts& parts, 
   }
 }
 
+/// The noise and the data of a diffusion model.
+void apply_diffusion(MindSpeedRun& run, Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink,
+                     Mistakes& mistakes) {
+  const MindSpeedDiffusion& diffusion = *run.diffusion;
+  mistakes.require(0 <= diffusion.first_share && diffusion.first_share < diffusion.last_share &&
+                       diffusion.last_share <= 1 && diffusion.shift > 0,
+                   "diffusion: min_timestep_boundary must be smaller than max_timestep_boundary, both from 0 to 1, and "
+                   "shift positive.");
+  mistakes.require(arguments.hf_model.has_value(),
+                   run.model_place + ": nothing names the files of the model; give --hf-model DIR, a folder of "
+                                     "diffusers with config.json.");
+  if (!arguments.is_given("objective")) arguments.objective = "flow-matching";
+  const double bsmntw = 1;  // among --timestep-weighting's words
+  arguments.objective_options.insert({{"--timestep-shift", diffusion.shift},
+                                      {"--timestep-min", diffusion.timestep_at(diffusion.last_share)},
+                                      {"--timestep-max", diffusion.timestep_at(diffusion.first_share)},
+                                      {"--timestep-weighting", bsmntw}});
+  arguments.lora_target_modules = diffusers_layers(arguments.lora_target_modules);
+  if (!parts.data || diffusion.data_path.empty()) return;
+  if (has_own_data(arguments)) {
+    sink(Severity::kNotice, diffusion.place + " is not read: the data are given by a flag");
+    return;
+  }
+  mistakes.attempt([&] { require_features(diffusion); });
+  arguments.data_path = {diffusion.features()};
+  arguments.split = "1,0,0";
+  arguments.eval_iters = 0;
+  sink(Severity::kNotice, diffusion.place + " has one data set, so nothing is evaluated");
+}
+
 void apply_length(const MindSpeedRun& run, Arguments& arguments, int64_t world_size, const RunParts& parts,
                   const std::function<int64_t()>& samples_of_epoch, const DiagnosticSink& sink) {
   const int64_t shared = arguments.context_parallel_size;
@@ -174,6 +204,13 @@ void check_sizes(const MindSpeedRun& run, const nlohmann::ordered_json& config, 
       {"text_decoder.num_moe_experts", "num_experts"},
       {"text_decoder.moe_router_topk", "num_experts_per_tok"},
       {"text_decoder.moe_ffn_hidden_size", "moe_intermediate_size"},
+      {"predictor.num_layers", "num_layers"},
+      {"predictor.ffn_dim", "ffn_dim"},
+      {"predictor.freq_dim", "freq_dim"},
+      {"predictor.text_dim", "text_dim"},
+      {"predictor.num_heads", "num_attention_heads"},
+      {"predictor.in_dim", "in_channels"},
+      {"predictor.out_dim", "out_channels"},
       {"image_encoder.vision_encoder.num_layers", "depth"},
       {"image_encoder.vision_encoder.hidden_size", "hidden_size"},
       {"image_encoder.vision_encoder.ffn_hidden_size", "intermediate_size"},
@@ -211,7 +248,11 @@ void apply_mindspeed(MindSpeedRun& run, Arguments& arguments, int64_t world_size
                      const RunParts& parts) {
   freeze_parts(run, arguments);
   if (run.is_from_hf || find_mindspeed_model(run.model_id) != nullptr) drop_flags_of_the_network(arguments, sink);
-  apply_data(run, arguments, parts, sink, mistakes);
+  if (run.diffusion) {
+    apply_diffusion(run, arguments, parts, sink, mistakes);
+  } else {
+    apply_data(run, arguments, parts, sink, mistakes);
+  }
   if (run.is_native && parts.training) {
     mistakes.attempt([&] { apply_length(run, arguments, world_size, parts, samples_of_epoch, sink); });
     // MindSpeed-MM's optimizer decays every parameter.
@@ -237,6 +278,10 @@ void apply_mindspeed(const MindSpeedRun& run, Fsdp2Config& config) {
     config.use_reentrant = run.recompute_reentrant;
   }
   if (run.offloads && config.offload_modules.empty()) config.offload_modules = run.offload_modules;
+  if (!run.diffusion) return;
+  if (config.sub_modules_to_wrap) config.sub_modules_to_wrap = diffusers_paths(*config.sub_modules_to_wrap);
+  for (auto* patterns : {&config.recompute_modules, &config.offload_modules, &config.ignored_modules})
+    *patterns = diffusers_paths(*patterns);
 }
 
 void check_mindspeed_model(const MindSpeedRun& run, const Arguments& arguments) {
@@ -244,11 +289,12 @@ void check_mindspeed_model(const MindSpeedRun& run, const Arguments& arguments) 
   const auto config = config_json(arguments);
   if (!config.is_object()) return;  // its reader reports the error
   Mistakes mistakes;
-  const auto type = config.value("model_type", "");
+  const std::string key = run.diffusion ? "_class_name" : "model_type";
+  const auto type = config.value(key, "");
   const auto* model = find_mindspeed_model(run.model_id);
-  mistakes.require(model == nullptr || type == model->model_type,
-                   run.model_place + " is " + run.model_id + ", but " + *arguments.hf_model +
-                       "/config.json is of model_type " + type + "; correct one of them.");
+  mistakes.require(model == nullptr || type == model->model_type, run.model_place + " is " + run.model_id + ", but " +
+                                                                      *arguments.hf_model + "/config.json is of " +
+                                                                      key + " " + type + "; correct one of them.");
   if (!run.is_from_hf) check_sizes(run, config, mistakes);
   check_balance(run, config, mistakes);
   mistakes.throw_if_any();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "framework/arguments/argument_value.h"
 #include "framework/arguments/yaml_value.h"
@@ -42,7 +43,7 @@ class SectionReader {
       const auto below = path + "." + item.first.Scalar();
       if (left_.contains(below)) {
         leave_key(log_, value(below, item.second), "it is not enabled");
-      } else if (find(below) != nullptr) {
+      } else if (find(below) != nullptr && (item.second.IsMap() || !has_key(*section, item.first.Scalar()))) {
         read(below, item.second);
       } else {
         mistakes_.attempt([&] { read_key(*section, item.first, below, item.second); });
@@ -55,6 +56,10 @@ class SectionReader {
     const auto found =
         std::find_if(sections_.begin(), sections_.end(), [&](const auto& section) { return path == section.path; });
     return found == sections_.end() ? nullptr : &*found;
+  }
+
+  static bool has_key(const MindSpeedSection& section, const std::string& name) {
+    return std::ranges::find(section.keys, name, &MindSpeedKey::name) != section.keys.end();
   }
 
   YamlValue value(const std::string& path, const YAML::Node& node) const {
@@ -166,7 +171,8 @@ YAML::Node inside(const YAML::Node& map, const char* key) {
 /// Refuses a section about an unsupported model, whose other keys are then meaningless.
 void check_model_id(const Section& model) {
   const YAML::Node own = model.node["model_id"];
-  const YAML::Node id = own.IsDefined() ? own : inside(inside(model.node, "text_decoder"), "model_id");
+  const char* part = model.node["predictor"].IsDefined() ? "predictor" : "text_decoder";
+  const YAML::Node id = own.IsDefined() ? own : inside(inside(model.node, part), "model_id");
   const bool named = id.IsDefined() && id.IsScalar();
   if (named && find_mindspeed_model(id.Scalar()) != nullptr) return;
   const bool from_hf = model.node["init_from_hf_path"].IsDefined() || model.node["model_name_or_path"].IsDefined();
@@ -246,6 +252,19 @@ void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, 
                    run.data->place + ".basic_parameters.template is missing; give qwen2vl or qwen3_vl_nothink.");
 }
 
+/// The data section beside a diffusion model.
+void read_features(const Section& section, MindSpeedRun& run, Arguments& arguments, Mistakes& found, KeyLog* log) {
+  Mistakes unheeded;  // the remedy of some is --data-path
+  Mistakes& mistakes = has_own_data(arguments) ? unheeded : found;
+  MindSpeedDiffusion& diffusion = *run.diffusion;
+  diffusion.place = section.file + ": " + (section.is_file ? "" : "data.") + "dataset_param";
+  SectionReader(section.file, mindspeed_feature_sections(), section.is_file ? "data." : "", run, arguments, mistakes,
+                log)
+      .read("data", section.node);
+  mistakes.require(!diffusion.data_path.empty(),
+                   diffusion.place + ".basic_parameters.data_path is missing; name data.jsonl, or a data.txt.");
+}
+
 }  // namespace
 
 bool has_own_data(const Arguments& arguments) {
@@ -277,10 +296,13 @@ std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& con
   if (arguments.mm_tool) run.unused.emplace_back("--mm-tool");
   if (model.node.IsDefined()) {
     mistakes.attempt_or_throw([&] { check_model_id(model); });  // all other keys concern that model
-    SectionReader(model.file, mindspeed_model_sections(), model.is_file ? "model." : "", run, arguments, mistakes, log)
+    if (model.node["predictor"].IsDefined()) run.diffusion.emplace();
+    const auto sections = run.diffusion ? mindspeed_diffusion_sections() : mindspeed_model_sections();
+    SectionReader(model.file, sections, model.is_file ? "model." : "", run, arguments, mistakes, log)
         .read("model", model.node);
   }
-  if (data.node.IsDefined()) read_data(data, run, arguments, mistakes, log);
+  if (data.node.IsDefined()) (run.diffusion ? read_features : read_data)(data, run, arguments, mistakes, log);
+  if (run.diffusion && !arguments.hf_model) find_diffusion_model(*run.diffusion, arguments);
   if (run.data && !run.data->model.empty() && !arguments.hf_model)
     arguments.hf_model = run.data->model;  // MindSpeed-MM converts these weights
   const bool any = run.is_native || data.node.IsDefined() || model.node.IsDefined() || arguments.mm_tool;

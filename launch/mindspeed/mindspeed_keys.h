@@ -28,10 +28,12 @@ struct MindSpeedSection {
   UnknownKey unknown = UnknownKey::kError;  ///< misspelt only: sections that describe a network
 };
 
-std::span<const MindSpeedSection> mindspeed_data_sections();      ///< below data
-std::span<const MindSpeedSection> mindspeed_model_sections();     ///< below model
-std::span<const MindSpeedSection> mindspeed_training_sections();  ///< training and features of the native route
-std::span<const MindSpeedKey> mindspeed_loss_keys();              ///< of loss_cfg, in model or features
+std::span<const MindSpeedSection> mindspeed_data_sections();       ///< below data
+std::span<const MindSpeedSection> mindspeed_model_sections();      ///< below model
+std::span<const MindSpeedSection> mindspeed_diffusion_sections();  ///< below model, of one with a predictor
+std::span<const MindSpeedSection> mindspeed_feature_sections();    ///< below data, beside such a model
+std::span<const MindSpeedSection> mindspeed_training_sections();   ///< training and features of the native route
+std::span<const MindSpeedKey> mindspeed_loss_keys();               ///< of loss_cfg, in model or features
 
 /// Templates by which launch/preprocess prepares conversations turn by turn.
 bool is_turn_template(const std::string& name);

@@ -12,6 +12,7 @@
 #include "framework/arguments/key_log.h"
 #include "framework/mistakes.h"
 #include "framework/modules/fsdp2_config.h"
+#include "launch/mindspeed/diffusion.h"
 #include "launch/mindspeed/preparation.h"
 #include "models/float8/float8_layers.h"
 
@@ -23,13 +24,14 @@ struct MindSpeedRun {
   bool is_native = false;
   bool model_by_flag = false, length_by_flag = false;  ///< --hf-model, --train-iters are given
   std::optional<Preparation> data, validation;
-  double validation_share = 0;        ///< val_rate
-  bool prepares_data = false;         ///< the data section is used
-  std::string model_id, model_place;  ///< and its place in the file
-  bool is_from_hf = false;            ///< init_from_hf_path: sizes in the section are ignored
-  std::string hf_folder;              ///< that, or model_name_or_path
-  std::string load;                   ///< training.load
-  bool loads_hf = false;              ///< and it holds Hugging Face weights
+  double validation_share = 0;                  ///< val_rate
+  std::optional<MindSpeedDiffusion> diffusion;  ///< set: the model section has a predictor
+  bool prepares_data = false;                   ///< the data section is used
+  std::string model_id, model_place;            ///< and its place in the file
+  bool is_from_hf = false;                      ///< init_from_hf_path: sizes in the section are ignored
+  std::string hf_folder;                        ///< that, or model_name_or_path
+  std::string load;                             ///< training.load
+  bool loads_hf = false;                        ///< and it holds Hugging Face weights
   std::string load_format = "auto", save_format = "auto";
   std::map<std::string, int64_t> sizes{};  ///< "text_decoder.num_layers": sizes of a network that the section describes
   std::optional<double> router_aux_loss_coef;

@@ -171,6 +171,8 @@ const MindSpeedModel kModels[] = {
      {"model.visual.merger"},
      false},
     {"mistral3", "mistral3", {"model.vision_tower"}, {"model.multi_modal_projector"}, false},
+    {"wandit", "WanTransformer3DModel", {}, {}, false},
+    {"vace", "WanVACETransformer3DModel", {}, {}, false},
 };
 
 }  // namespace

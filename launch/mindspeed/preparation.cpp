@@ -15,15 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Quotes a word for a shell.
-std::string quoted(const std::string& word) {
-  constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:,+-";
-  if (!word.empty() && word.find_first_not_of(kPlain) == word.npos) return word;
-  std::string text = "'";
-  for (const char letter : word) text += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
-  return text + "'";
-}
-
 bool same_words(const std::string& one, const std::string& other) {
   const auto a = parse_number(one), b = parse_number(other);
   return one == other || (a && b && *a == *b);
@@ -71,6 +62,14 @@ std::string differences(const Words& recorded, const Preparation& wanted) {
 
 }  // namespace
 
+std::string shell_word(const std::string& word) {
+  constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:,+-";
+  if (!word.empty() && word.find_first_not_of(kPlain) == word.npos) return word;
+  std::string text = "'";
+  for (const char letter : word) text += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return text + "'";
+}
+
 std::string Preparation::prefix() const {
   const fs::path first = inputs.front();
   const fs::path folder = cache_folder.empty() ? first.parent_path() : fs::path(cache_folder);
@@ -100,15 +99,15 @@ std::vector<std::pair<std::string, std::string>> Preparation::flags() const {
 std::string Preparation::command() const {
   const auto folder = fs::path(prefix()).parent_path();
   std::string text;
-  if (!folder.empty() && !fs::is_directory(folder)) text = "mkdir -p " + quoted(folder.string()) + " && ";
+  if (!folder.empty() && !fs::is_directory(folder)) text = "mkdir -p " + shell_word(folder.string()) + " && ";
   text += "python launch/preprocess/preprocess_data.py --input-format conversations --input";
-  for (const auto& input : inputs) text += " " + quoted(input);
-  text += " --tokenizer-model " + quoted(model) + " --image-folder " + quoted(image_folder) + " --output-prefix " +
-          quoted(prefix());
+  for (const auto& input : inputs) text += " " + shell_word(input);
+  text += " --tokenizer-model " + shell_word(model) + " --image-folder " + shell_word(image_folder) +
+          " --output-prefix " + shell_word(prefix());
   for (const auto& [flag, words] : flags()) {
     text += " " + flag;
     if (words.empty()) continue;
-    for (const auto& word : split_text(words, " ")) text += " " + quoted(word);
+    for (const auto& word : split_text(words, " ")) text += " " + shell_word(word);
   }
   return workers > 1 ? text + " --workers " + std::to_string(workers) : text;
 }

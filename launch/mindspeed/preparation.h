@@ -36,6 +36,9 @@ struct Preparation {
   std::string command() const;
 };
 
+/// Quotes a word for a shell.
+std::string shell_word(const std::string& word);
+
 /// Throws UsageError with the command if the set does not exist, or was prepared from other data (by names and sizes)
 /// or with other flags.
 void require_prepared(const Preparation& preparation);

@@ -1,9 +1,14 @@
 #include "launch/train/run_plan.h"
 
 #include <algorithm>
+#include <array>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "checkpoint/hugging_face/hf_files.h"
 #include "framework/arguments/saved_arguments.h"
+#include "framework/data/latent_set.h"
 #include "framework/mistakes.h"
 #include "framework/process_group/gpu_device.h"
 #include "framework/process_group/launcher_variables.h"
@@ -56,6 +61,24 @@ int64_t samples_of_epoch(const Arguments& arguments) {
   auto options = data_options(arguments, /*vocab_size=*/1, /*eod_id=*/0);
   options.valid_samples = options.test_samples = 0;
   return build_datasets(options).train->size();
+}
+
+/// Without --seq-length a folder of latents says it: the patches of its largest sample.
+void take_length_of_latents(Arguments& arguments) {
+  if (arguments.seq_length || !arguments.hf_model) return;
+  const auto config = read_hf_config(*arguments.hf_model);
+  if (!config) return;
+  const auto patch = config->find("patch_size");
+  if (patch == config->end() || !patch->is_array() || patch->size() != 3) return;
+  const std::array<int64_t, 3> sizes{patch->at(0), patch->at(1), patch->at(2)};
+  int64_t most = 0;
+  for (const auto* words : {&arguments.data_path, &arguments.train_data_path, &arguments.valid_data_path}) {
+    for (const auto& prefix : parse_blend(*words).prefixes) {
+      if (std::filesystem::exists(prefix + kLatentsFile)) most = std::max(most, LatentSet(prefix).most_patches(sizes));
+    }
+  }
+  const int64_t multiple = arguments.sequence_multiple();
+  if (most > 0) arguments.seq_length = (most + multiple - 1) / multiple * multiple;
 }
 
 /// ROLL's settings of a model that is not trained.
@@ -146,6 +169,7 @@ RunPlan plan_run(CommandLine line, const RunParts& parts, const RendezvousOption
   const bool applied = line.mistakes.attempt([&] {
     apply_files(line, parts, ranks.world_size, sink);
     if (arguments.use_checkpoint_args) take_checkpoint_arguments(arguments, sink);
+    if (parts.data) take_length_of_latents(arguments);
   });
   const bool data_may_follow = !applied && (line.worker || line.mindspeed);
   if (parts.data && !parts.schedule && arguments.data_path.size() != 1 && !data_may_follow) {

@@ -16,7 +16,8 @@ import sys
 
 import yaml
 
-OUR_MODELS = ("qwen2_5vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "mistral3")  # of MindSpeed-MM's
+OUR_MODELS = ("qwen2_5vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "mistral3", "wandit",
+              "vace")  # of MindSpeed-MM's
 LONGEST_LINE = 120
 
 
@@ -108,10 +109,10 @@ def flags_of(words):
 
 
 def model_id(section):
-    """The model's name, which Megatron core's route gives to the decoder."""
+    """The model's name, which Megatron core's route gives to the decoder, and that of diffusion to the predictor."""
     if not isinstance(section, dict):
         return None
-    return section.get("model_id") or model_id(section.get("text_decoder"))
+    return section.get("model_id") or model_id(section.get("text_decoder") or section.get("predictor"))
 
 
 def mindspeed_sections(data, model):

@@ -1,0 +1,146 @@
+#include <filesystem>
+
+#include "framework/arguments/argument_value.h"
+#include "launch/mindspeed/mindspeed_keys.h"
+
+namespace megashard {
+namespace mindspeed_diffusion {  // unique names: files are compiled together
+namespace {
+
+using V = YamlValue;
+using R = MindSpeedRun;
+using A = Arguments;
+using D = MindSpeedDiffusion;
+
+template <std::string D::*field>
+void take_text(const V& value, R& run, A&) {
+  (*run.diffusion).*field = value.text();
+}
+
+template <int64_t D::*field>
+void take_integer(const V& value, R& run, A&) {
+  (*run.diffusion).*field = value.integer(1);
+}
+
+template <double D::*field>
+void take_number(const V& value, R& run, A&) {
+  (*run.diffusion).*field = value.number();
+}
+
+/// A part of a pipeline of diffusers: the first key that names one decides.
+void take_part(const V& value, R& run, A&) {
+  if (!run.diffusion->pipeline.empty()) return;
+  auto part = std::filesystem::path(value.text()).lexically_normal();
+  if (!part.has_filename()) part = part.parent_path();
+  run.diffusion->pipeline = part.has_parent_path() ? part.parent_path().string() : ".";
+}
+
+void take_tokenizers(const V& value, R& run, A& arguments) {
+  if (!value.node.IsSequence()) value.expected("a list, or a map");
+  for (size_t i = 0; i < value.node.size(); ++i) {
+    const YAML::Node folder = value.node[i]["from_pretrained"];
+    if (folder.IsDefined()) take_part({value.source, value.key + ".from_pretrained", folder}, run, arguments);
+  }
+}
+
+void take_size(const V& value, R& run, A&) { run.sizes[value.key] = value.integer(0); }
+
+void take_id(const V& value, R& run, A&) {
+  run.model_id = value.text();
+  run.model_place = yaml_place(value.source, value.node) + value.key;
+}
+
+constexpr const char* kLatents = "latents are normalised by the VAE's own mean and deviation";
+constexpr const char* kTable = "the table of noise levels begins at 1 and has 1000 of them";
+
+const MindSpeedKey kModel[] = {
+    {"load_video_features"},                                           // the data section says it
+    {"load_text_features"},  {"task"},  {"encoder_offload_interval"},  // features are written before the run
+    {"enable_encoder_dp"},   {"patch"}, {"dpo", nullptr, "", "there are no preferences of videos"},
+};
+
+const MindSpeedKey kNoise[] = {
+    {"model_id", nullptr, "wan_flow_match_scheduler", "the noise is that of Wan's flow matching"},
+    {"num_train_timesteps", nullptr, "1000", kTable},
+    {"sigma_min", nullptr, "0.0,0", kTable},
+    {"sigma_max", nullptr, "1.0,1", kTable},
+    {"extra_one_step", nullptr, "true", kTable},
+    {"inverse_timesteps", nullptr, "false", kTable},
+    {"reverse_sigmas", nullptr, "false", kTable},
+    {"shift", take_number<&D::shift>},
+    {"min_timestep_boundary", take_number<&D::first_share>},
+    {"max_timestep_boundary", take_number<&D::last_share>},
+    {"guidance_scale"},  // for sampling
+    {"num_inference_timesteps"},
+};
+
+const MindSpeedKey kPredictor[] = {
+    {"model_id", take_id},     {"from_pretrained", take_text<&D::weights>},
+    {"num_layers", take_size}, {"ffn_dim", take_size},
+    {"freq_dim", take_size},   {"text_dim", take_size},
+    {"num_heads", take_size},  {"in_dim", take_size},
+    {"out_dim", take_size},    {"vace_dit"},  // config.json describes it
+    {"max_seq_len"},                          // of the rotation's table
+    {"seperated_timestep"},                   // clean frames of the data have the timestep 0
+};
+
+const MindSpeedKey kEncoder[] = {
+    {"from_pretrained", take_part},
+    {"norm_latents", nullptr, "true", kLatents},
+    {"norm_mode", nullptr, "channel_specified_shift_scale", kLatents},
+    {"do_sample", nullptr, "false", "latents are the mean of the VAE's distribution"},
+};
+
+const MindSpeedKey kDataset[] = {
+    {"dataset_type", take_text<&D::dataset_type>},
+    {"tokenizer_config", take_tokenizers},
+    {"use_text_processer"},
+    {"enable_text_preprocessing"},
+    {"text_preprocess_methods"},  // diffusers' pipeline cleans captions
+};
+
+const MindSpeedKey kTokenizer[] = {
+    {"from_pretrained", take_part},
+    {"model_max_length", take_integer<&D::text_length>},
+};
+
+const MindSpeedKey kBasic[] = {
+    {"data_path", take_text<&D::data_path>},
+    {"data_folder", take_text<&D::data_folder>},
+    {"data_storage_mode", nullptr, "combine", "a data.txt has a line FOLDER,FILE for each file of records"},
+};
+
+const MindSpeedKey kPreprocessing[] = {
+    {"num_frames", take_integer<&D::frames>},
+    {"max_height", take_integer<&D::rows>},
+    {"max_width", take_integer<&D::columns>},
+    {"train_fps", take_number<&D::frames_per_second>},
+    {"cfg", nullptr, "0.0,0", "captions are dropped by --caption-dropout-rate"},
+    {"speed_factor", nullptr, "1.0,1", "videos keep their speed"},
+    {"frame_interval", nullptr, "1", "give train_fps"},
+};
+
+const MindSpeedSection kModelSections[] = {
+    {"model", kModel},
+    {"model.diffusion", kNoise},
+    {"model.predictor", kPredictor, UnknownKey::kErrorIfMisspelt},
+    {"model.ae", kEncoder, UnknownKey::kErrorIfMisspelt},
+    {"model.text_encoder", kEncoder, UnknownKey::kErrorIfMisspelt},
+};
+
+const MindSpeedSection kDataSections[] = {
+    {"data", {}},
+    {"data.dataset_param", kDataset},
+    {"data.dataset_param.tokenizer_config", kTokenizer, UnknownKey::kErrorIfMisspelt},
+    {"data.dataset_param.basic_parameters", kBasic},
+    {"data.dataset_param.preprocess_parameters", kPreprocessing, UnknownKey::kErrorIfMisspelt},
+    {"data.dataloader_param", {}, UnknownKey::kErrorIfMisspelt},  // samples are shuffled, in runs of one shape
+};
+
+}  // namespace
+}  // namespace mindspeed_diffusion
+
+std::span<const MindSpeedSection> mindspeed_diffusion_sections() { return mindspeed_diffusion::kModelSections; }
+std::span<const MindSpeedSection> mindspeed_feature_sections() { return mindspeed_diffusion::kDataSections; }
+
+}  // namespace megashard
