@@ -35,10 +35,10 @@ std::string MindSpeedDiffusion::features() const {
 
 std::string MindSpeedDiffusion::command() const {
   const auto size = std::to_string(rows) + "x" + std::to_string(columns);
-  return "python launch/preprocess/preprocess_latents.py --model " + shell_word(pipeline) + " --input " +
-         shell_word(data_path) + " --output " + shell_word(features()) + " --size " + size + " --num-frames " +
-         std::to_string(frames) + " --fps " + argument_text(frames_per_second) + " --max-text-length " +
-         std::to_string(text_length);
+  return "python launch/preprocess/preprocess_latents.py --model " + shell_word(pipeline) +
+         (task.empty() ? "" : " --task " + shell_word(task)) + " --input " + shell_word(data_path) + " --output " +
+         shell_word(features()) + " --size " + size + " --num-frames " + std::to_string(frames) + " --fps " +
+         argument_text(frames_per_second) + " --max-text-length " + std::to_string(text_length);
 }
 
 std::string MindSpeedDiffusion::model_folder() const {

@@ -12,6 +12,7 @@ namespace megashard {
 struct MindSpeedDiffusion {
   std::string place;         ///< "data.json: dataset_param", the beginning of messages
   std::string dataset_type;  ///< "feature": the data are features already
+  std::string task;          ///< "t2v", "i2v", "vace"
   std::string data_path;     ///< data.jsonl of features, or a data.txt of videos
   std::string data_folder;   ///< where paths in data.jsonl begin
   std::string pipeline;      ///< folder of diffusers, whose part some key names

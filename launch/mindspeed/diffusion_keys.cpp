@@ -54,9 +54,13 @@ constexpr const char* kLatents = "latents are normalised by the VAE's own mean a
 constexpr const char* kTable = "the table of noise levels begins at 1 and has 1000 of them";
 
 const MindSpeedKey kModel[] = {
-    {"load_video_features"},                                           // the data section says it
-    {"load_text_features"},  {"task"},  {"encoder_offload_interval"},  // features are written before the run
-    {"enable_encoder_dp"},   {"patch"}, {"dpo", nullptr, "", "there are no preferences of videos"},
+    {"load_video_features"},  // the data section says it
+    {"load_text_features"},
+    {"task", take_text<&D::task>},
+    {"encoder_offload_interval"},  // features are written before the run
+    {"enable_encoder_dp"},
+    {"patch"},
+    {"dpo", nullptr, "", "there are no preferences of videos"},
 };
 
 const MindSpeedKey kNoise[] = {

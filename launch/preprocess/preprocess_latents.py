@@ -17,13 +17,15 @@ from preprocess_images import read_image, resize
 from preprocess_input import BadRecords, InputError, RecordError, input_files, model_folder, records_of
 from preprocess_videos import FrameFolder, VideoFile
 
-PIPELINES = ("WanPipeline", "WanImageToVideoPipeline", "WanVACEPipeline")
+PIPELINES = {"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline", "vace": "WanVACEPipeline"}
 BICUBIC = 3
 
 
 def parse_arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, metavar="DIR", help="folder of the diffusers pipeline")
+    parser.add_argument("--task", choices=tuple(PIPELINES), help="what is learnt: a video of a text, of its first frame "
+                        "too, or of VACE's controls (default: what the pipeline is for)")
     parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
                         help="JSON lines, or an array; or MindSpeed-MM's data.txt, lines of FOLDER,FILE")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder to write; give it as --data-path")
@@ -53,15 +55,16 @@ def sizes_of(words):
     return sizes
 
 
-def load_pipeline(folder, dtype, device):
+def load_pipeline(folder, task, dtype, device):
     folder = model_folder("--model", folder)
     try:
         name = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
     except (OSError, ValueError, KeyError):
         raise InputError(f"{folder} is no folder of a diffusers pipeline: it has no model_index.json with a "
                          "_class_name") from None
-    if name not in PIPELINES:
-        raise InputError(f"{folder} is a {name}; features are written for {', '.join(PIPELINES)}")
+    if name not in PIPELINES.values():
+        raise InputError(f"{folder} is a {name}; features are written for {', '.join(PIPELINES.values())}")
+    name = PIPELINES[task] if task else name
     try:
         import diffusers
         import torch
@@ -80,7 +83,7 @@ class Encoder:
         import torch
         self.torch = torch
         self.flags, self.sizes = flags, sizes_of(flags.size)
-        self.pipeline = load_pipeline(flags.model, flags.dtype, flags.device)
+        self.pipeline = load_pipeline(flags.model, flags.task, flags.dtype, flags.device)
         self.kind = type(self.pipeline).__name__
         vae = self.pipeline.vae
         self.mean, self.deviation = (torch.tensor(values, device=flags.device).view(1, -1, 1, 1, 1)

@@ -301,7 +301,7 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
   }
   const auto both = refusal({write("wrong.yaml", "model: {model_id: qwen3_vl, a: 1}\ntraining: {b: 2, lr: x}\n")});
   EXPECT_THAT(both, HasSubstr("3 things must change:"));
-  EXPECT_THAT(refusal({"--mm-model", write("m.json", "{\"predictor\": {\"model_id\": \"wandit\"}}")}),
+  EXPECT_THAT(refusal({"--mm-model", write("m.json", "{\"upsampler\": {\"model_id\": \"wandit\"}}")}),
               HasSubstr("the section describes no model that this program has"));
   EXPECT_THAT(refusal({"--mm-data", "none.json"}), HasSubstr("--mm-data none.json"));
 }
