@@ -28,15 +28,14 @@ Kernel kernel_for(const at::Tensor& q, const BlockMask& mask) {
   return has_flash_kernel(q) && !mask.allowed.defined() ? Kernel::kFlash : Kernel::kEfficient;
 }
 
-/// Bias added to the scores. Memory-efficient attention needs rows that begin at multiples of 16 elements and the sizes
-/// of all scores; other kernels need only strides.
+/// Bias added to the scores. Memory-efficient attention needs rows that begin at multiples of 16 elements.
 std::optional<at::Tensor> bias_of(const BlockMask& mask, const at::Tensor& q) {
   if (!mask.allowed.defined()) return std::nullopt;
   const auto& allowed = mask.allowed;
   const int64_t keys = allowed.size(3), aligned = (keys + 15) / 16 * 16;
   const at::Tensor bias = at::zeros({allowed.size(0), 1, allowed.size(2), aligned}, q.options()).narrow(3, 0, keys);
   bias.masked_fill_(allowed.logical_not(), -kInfinity);
-  return bias.expand({q.size(0), q.size(1), allowed.size(2), keys});
+  return bias.expand({q.size(0), q.size(1), q.size(2), keys});
 }
 
 /// Repeats each key head for its query heads: memory-efficient attention has no grouped heads.
@@ -64,7 +63,7 @@ at::Tensor no_seed(const at::Tensor& q) { return at::empty({2}, q.options().dtyp
 
 /// Kernels differ in their results for a query without keys.
 void mark_blind_queries(BlockAttention& block, const at::Tensor& allowed) {
-  const at::Tensor blind = allowed.any(3).logical_not();  // [B or 1, 1, queries]
+  const at::Tensor blind = allowed.any(3).logical_not();  // [B or 1, 1, queries or 1]
   block.out.masked_fill_(blind.unsqueeze(3), 0);
   block.lse.masked_fill_(blind, kNoKey);
 }

@@ -9,7 +9,7 @@ namespace megashard {
 /// Keys of a block that each of its queries attends to.
 struct BlockMask {
   bool causal = false;   ///< query i attends to keys up to i; needs as many keys as queries
-  at::Tensor allowed{};  ///< [B or 1, 1, queries, keys] bool; undefined: all, or `causal`
+  at::Tensor allowed{};  ///< [B or 1, 1, queries or 1, keys] bool; undefined: all, or `causal`
 };
 
 /// True if CUDA's flash attention supports such queries.

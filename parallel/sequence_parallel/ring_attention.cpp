@@ -55,13 +55,15 @@ class Passage {
 struct RingCall : torch::CustomClassHolder {
   SequenceShard shard;
   int64_t window = 0;
+  bool causal = true;
   double scale = 0;
 
   int places() const { return shard.ring->group->size(); }
   /// Place whose keys are here at a step.
   int source_at(int step) const { return (shard.ring->group->rank() + places() - step) % places(); }
-  std::vector<RingBlock> blocks_at(int step, const at::Tensor& begins, const at::Tensor& q) const {
-    return ring_blocks({begins, window}, places(), shard.ring->group->rank(), source_at(step), q.size(1), q.device());
+  RingMask mask(const at::Tensor& begins, const at::Tensor& keys) const { return {begins, window, causal, keys}; }
+  std::vector<RingBlock> blocks_at(int step, const RingMask& mask, const at::Tensor& q) const {
+    return ring_blocks(mask, places(), shard.ring->group->rank(), source_at(step), q.size(1), q.device());
   }
 };
 using RingCallPtr = c10::intrusive_ptr<RingCall>;
@@ -96,14 +98,15 @@ class MergedAttention {
 
 struct RingAttention : torch::autograd::Function<RingAttention> {
   static Variable forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const std::optional<at::Tensor>& document_begins, const RingCallPtr& call) {
-    const at::Tensor begins = document_begins.value_or(at::Tensor());
+                          const std::optional<at::Tensor>& document_begins, const std::optional<at::Tensor>& keys,
+                          const RingCallPtr& call) {
+    const RingMask mask = call->mask(document_begins.value_or(at::Tensor()), keys.value_or(at::Tensor()));
     MergedAttention merged(q);
     at::Tensor keys_values = at::stack({k, v});
     for (int step = 0; step < call->places(); ++step) {
       std::optional<Passage> next;
       if (step + 1 < call->places()) next.emplace(*call->shard.ring, keys_values);
-      for (const auto& block : call->blocks_at(step, begins, q)) {
+      for (const auto& block : call->blocks_at(step, mask, q)) {
         merged.add(attend_block(heads_of(q, block.queries), heads_of(keys_values[0], block.keys),
                                 heads_of(keys_values[1], block.keys), block.mask, call->scale),
                    block.queries);
@@ -111,7 +114,7 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
       if (next) keys_values = next->arrival();
     }
     const at::Tensor out = merged.out().to(q.scalar_type());
-    context->save_for_backward({q, k, v, begins, out, merged.lse()});
+    context->save_for_backward({q, k, v, mask.document_begins, out, merged.lse(), mask.keys});
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     return out;
   }
@@ -120,8 +123,9 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
     TORCH_CHECK(!c10::GradMode::is_enabled(),
                 "ring attention has no second derivative: call backward without create_graph");
     const auto saved = context->get_saved_variables();
-    const auto &q = saved[0], &k = saved[1], &v = saved[2], &begins = saved[3], &out = saved[4], &lse = saved[5];
+    const auto &q = saved[0], &k = saved[1], &v = saved[2], &out = saved[4], &lse = saved[5];
     const auto& call = static_cast<const RingCall&>(*context->saved_data["call"].toCapsule());
+    const RingMask mask = call.mask(saved[3], saved[6]);
     const at::Tensor& grad_out = grads[0];
     const auto accumulated = q.options().dtype(accumulated_dtype(q));
     const at::Tensor grad_q = at::zeros(q.sizes(), accumulated);
@@ -131,7 +135,7 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
       std::optional<Passage> next;
       if (step + 1 < call.places()) next.emplace(*call.shard.ring, keys_values);
       const at::Tensor grad_keys_values = at::zeros(keys_values.sizes(), accumulated);
-      for (const auto& block : call.blocks_at(step, begins, q)) {
+      for (const auto& block : call.blocks_at(step, mask, q)) {
         const BlockAttention whole{.out = heads_of(out, block.queries),
                                    .lse = lse.narrow(2, block.queries.begin, block.queries.size)};
         const BlockGradients of_block = attend_block_backward(
@@ -146,7 +150,11 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
       if (next) keys_values = next->arrival();
     }
     const at::Tensor home = gradients->arrival();
-    return {grad_q.to(q.scalar_type()), home[0].to(k.scalar_type()), home[1].to(v.scalar_type()), Variable(),
+    return {grad_q.to(q.scalar_type()),
+            home[0].to(k.scalar_type()),
+            home[1].to(v.scalar_type()),
+            Variable(),
+            Variable(),
             Variable()};
   }
 };
@@ -164,15 +172,21 @@ at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   TORCH_CHECK(!begins.defined() || (begins.dim() == 2 && begins.size(1) == shard.length),
               "the documents of ring attention are [B, ", shard.length, "], those of the whole sequence; got ",
               begins.sizes());
+  TORCH_INTERNAL_ASSERT(mask.causal ? !mask.keys.defined() : !begins.defined() && mask.window == 0);
+  TORCH_CHECK(!mask.keys.defined() || (mask.keys.dim() == 2 && mask.keys.size(1) == shard.length),
+              "the keys of ring attention are [B, ", shard.length, "], those of the whole sequence; got ",
+              mask.keys.sizes());
   const auto call = c10::make_intrusive<RingCall>();
   call->shard = shard;
   call->window = mask.window;
+  call->causal = mask.causal;
   call->scale = scale.value_or(1 / std::sqrt(static_cast<double>(width)));
   const int64_t missing = q.is_cuda() ? missing_channels(width) : 0;
-  const auto documents = begins.defined() ? std::optional(begins) : std::nullopt;
-  if (missing == 0) return RingAttention::apply(q, k, v, documents, call);
+  const auto given = [](const at::Tensor& each) { return each.defined() ? std::optional(each) : std::nullopt; };
+  const auto documents = given(begins), keys = given(mask.keys);
+  if (missing == 0) return RingAttention::apply(q, k, v, documents, keys, call);
   const auto wide = [missing](const at::Tensor& x) { return at::constant_pad_nd(x, {0, missing}); };
-  return RingAttention::apply(wide(q), wide(k), wide(v), documents, call).narrow(3, 0, width);
+  return RingAttention::apply(wide(q), wide(k), wide(v), documents, keys, call).narrow(3, 0, width);
 }
 
 }  // namespace megashard

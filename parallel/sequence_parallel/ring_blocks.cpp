@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 
 namespace megashard {
 namespace {
@@ -13,6 +14,16 @@ RingBlock causal_block(int64_t place, int64_t source, int64_t rows) {
   if (source == place) return {.queries = all, .keys = all, .mask = {.causal = true}};
   if (source < place) return {.queries = all, .keys = first};
   return {.queries = second, .keys = all};
+}
+
+/// All keys of `source`, or those that the mask has.
+RingBlock whole_block(const RingMask& mask, int64_t places, int64_t source, int64_t rows) {
+  const int64_t chunk = rows / 2;
+  RingBlock block{.queries = {0, rows}, .keys = {0, rows}};
+  if (!mask.keys.defined()) return block;
+  const auto of_chunk = [&](int64_t each) { return mask.keys.narrow(1, each * chunk, chunk); };
+  block.mask.allowed = at::cat({of_chunk(source), of_chunk(2 * places - 1 - source)}, 1).unsqueeze(1).unsqueeze(1);
+  return block;
 }
 
 /// Positions of rows in the sequence.
@@ -34,6 +45,7 @@ at::Tensor seen(const RingMask& mask, const RowRange& queries, const RowRange& k
 
 std::vector<RingBlock> ring_blocks(const RingMask& mask, int64_t places, int64_t place, int64_t source, int64_t rows,
                                    c10::Device device) {
+  if (!mask.causal) return {whole_block(mask, places, source, rows)};
   const int64_t chunk = rows / 2;
   const bool has_window = mask.window > 0 && mask.window < places * rows;
   const bool has_documents = mask.document_begins.defined();
@@ -47,8 +59,7 @@ std::vector<RingBlock> ring_blocks(const RingMask& mask, int64_t places, int64_t
       if (!is_seen) continue;
       RingBlock block{.queries = {i * chunk, chunk}, .keys = {j * chunk, chunk}};
       if (has_documents || (has_window && ahead + chunk > mask.window)) {
-        block.mask.allowed =
-            seen(mask, {chunks_here[i] * chunk, chunk}, {chunks_there[j] * chunk, chunk}, device);
+        block.mask.allowed = seen(mask, {chunks_here[i] * chunk, chunk}, {chunks_there[j] * chunk, chunk}, device);
       } else {
         block.mask.causal = ahead == 0;
       }

@@ -4,12 +4,12 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 
 #include "parallel/sequence_parallel/ring_blocks.h"
 #include "parallel/sequence_parallel/ulysses.h"
@@ -24,8 +24,8 @@ namespace {
 
 using testing::attention_by_formula;
 using testing::fixed;
-using testing::Heads;
 using ::testing::HasSubstr;
+using testing::Heads;
 using testing::message_of;
 using testing::run_ranks;
 
@@ -87,10 +87,20 @@ struct RingCase {
   at::ScalarType dtype = at::kFloat;
   int64_t length = 24;
   std::optional<double> scale{};
+  bool causal = true;
+  std::vector<int64_t> keys{};  // not causal: number of keys of each row, at its begin; empty: all
 
   std::string text() const {
     return c10::str(ranks, " ranks, ring of ", ring, ", ", kv_heads, " key heads of ", width, ", window ", window,
-                    ", documents of ", document, ", ", dtype);
+                    ", documents of ", document, ", ", dtype, causal ? "" : ", not causal, keys ", keys);
+  }
+  at::Tensor key_mask() const {  // [B, T]
+    if (keys.empty()) return {};
+    return at::arange(length).unsqueeze(0).lt(at::tensor(keys).unsqueeze(1));
+  }
+  at::Tensor seen() const {  // [T, T] or [B, 1, 1, T]
+    if (causal) return seen_of(length, window, document);
+    return keys.empty() ? at::ones({length, length}, at::kBool) : key_mask().unsqueeze(1).unsqueeze(1);
   }
 };
 
@@ -109,7 +119,7 @@ void expect_whole_attention(const RingCase& c) {
   const at::Tensor weight = random(c.heads, 4);
   const auto wide = [](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
   const Heads whole{wide(given.q), wide(given.k), wide(given.v)};
-  const at::Tensor expected = attention_by_formula(whole, seen_of(c.length, c.window, c.document), c.scale);
+  const at::Tensor expected = attention_by_formula(whole, c.seen(), c.scale);
   (expected * weight.to(at::kDouble)).sum().backward();
   // In fp32 the kernels' exponentials are accurate to 1e-6, and gradients are sums of `length` of them. In bf16 each
   // part is rounded, by 2^-9, before the sum.
@@ -120,8 +130,9 @@ void expect_whole_attention(const RingCase& c) {
       return shard.rows_of(x.detach(), 1).to(testing::device_of_tests()).clone().requires_grad_();
     };
     const Heads rows{mine(given.q), mine(given.k), mine(given.v)};
-    RingMask mask{.window = c.window};
+    RingMask mask{.window = c.window, .causal = c.causal};
     if (c.document > 0) mask.document_begins = begins_of(c.length, c.document).to(testing::device_of_tests());
+    if (!c.keys.empty()) mask.keys = c.key_mask().to(testing::device_of_tests());
     const auto at_place = gather_sequence({rows.q, rows.k, rows.v}, shard.of_place());
     const at::Tensor out =
         scatter_sequence(ring_attention(at_place[0], at_place[1], at_place[2], mask, c.scale, shard), shard.of_place());
@@ -151,6 +162,14 @@ TEST(RingAttention, FollowsDocumentsAndWindows) {
       expect_whole_attention({.ranks = ranks, .ring = ranks, .kv_heads = 2, .window = window, .document = document});
   }
   expect_whole_attention({.document = 7, .dtype = at::kBFloat16});
+}
+
+TEST(RingAttention, WithoutCausalityAllKeysOrThoseOfTheMaskAreSeen) {
+  for (const int ranks : {2, 3, 4}) expect_whole_attention({.ranks = ranks, .ring = ranks, .causal = false});
+  // The second row's keys end within the first chunk: whole places see none of theirs.
+  expect_whole_attention({.ranks = 3, .ring = 3, .causal = false, .keys = {24, 3}});
+  expect_whole_attention({.ranks = 4, .ring = 2, .causal = false, .keys = {17, 24}});
+  expect_whole_attention({.dtype = at::kBFloat16, .causal = false, .keys = {24, 9}});
 }
 
 TEST(RingAttention, HeadsAreSharedInEachOfItsPlaces) {
@@ -202,6 +221,9 @@ TEST(RingAttention, WrongSizesAreNamed) {
     const RingMask of_place{.document_begins = at::zeros({1, 4}, at::kLong)};
     EXPECT_THAT(message_of([&] { ring_attention(of(4, 2), of(4, 2), of(4, 2), of_place, std::nullopt, shard); }),
                 HasSubstr("the documents of ring attention are [B, 8], those of the whole sequence; got [1, 4]"));
+    const RingMask keys_of_place{.causal = false, .keys = at::ones({1, 4}, at::kBool)};
+    EXPECT_THAT(message_of([&] { ring_attention(of(4, 2), of(4, 2), of(4, 2), keys_of_place, std::nullopt, shard); }),
+                HasSubstr("the keys of ring attention are [B, 8], those of the whole sequence; got [1, 4]"));
   });
 }
 
