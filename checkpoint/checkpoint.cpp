@@ -116,7 +116,7 @@ std::unique_ptr<CheckpointReader> open_checkpoint(const std::string& given, std:
   if (!ckpt_step) {
     const auto has = [&](const char* name) { return path_exists(path + "/" + name); };
     if (has(kDcpMetadataFile) || has(kFormatFile)) return open_step(path);
-    if (has(kHfWeightsFile) || has(kHfIndexFile)) return open_hf_weights(path);
+    if (has_hf_weights(path)) return open_hf_weights(path);
   }
   const auto step = ckpt_step ? std::optional(step_at(path, *ckpt_step))
                               : find_step(path, nullptr, {.depth = VerifyDepth::kSizes, .notice = notice});

@@ -38,6 +38,8 @@ std::string what_else(const std::string& directory) {
       !entry_of(directory, ".metadata", "").empty())
     return " is a checkpoint of a run, not a Hugging Face model: give it as --load, or write a "
            "model of it with `megashard convert dcp_to_hf`";
+  if (!entry_of(directory, "model_index", ".json").empty())
+    return " is a pipeline of diffusers: give the folder of its model, " + directory + "/transformer";
   const auto snapshot = entry_of(directory + "/snapshots", "", "");
   return snapshot.empty() ? "" : " is an entry of the hub's cache: give " + snapshot;
 }

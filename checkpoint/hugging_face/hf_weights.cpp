@@ -138,15 +138,30 @@ class SafetensorsReader : public CheckpointReader {
   std::unordered_map<std::string, const SafetensorsFile*> file_of_;
 };
 
+/// Files by which a directory's weights are opened; it has one of both.
+struct OpenedBy {
+  std::string single, index;
+  bool is_in(const std::string& directory) const {
+    return path_exists(directory + "/" + single) || path_exists(directory + "/" + index);
+  }
+};
+
+OpenedBy opened_by(const std::string& stem) { return {stem + ".safetensors", stem + ".safetensors.index.json"}; }
+
+OpenedBy opened_by_in(const std::string& directory) {
+  const auto transformers = opened_by(HfSaveOptions().stem), diffusers = opened_by(kDiffusersStem);
+  return !transformers.is_in(directory) && diffusers.is_in(directory) ? diffusers : transformers;
+}
+
 /// Adds the files of an index. Throws unless each holds the tensors that the index says.
-void add_indexed_files(SafetensorsReader& reader, const std::string& directory, const std::string& index_path) {
-  const auto single = directory + "/" + kHfWeightsFile;
+void add_indexed_files(SafetensorsReader& reader, const std::string& directory, const OpenedBy& names) {
+  const auto single = directory + "/" + names.single, index_path = directory + "/" + names.index;
   const auto file_names = parse_weight_map(read_small_file(index_path, kMaxIndexBytes), index_path);
   std::set<std::string> files;
   for (const auto& [name, file] : file_names) files.insert(file);
-  TORCH_CHECK(files.contains(kHfWeightsFile) || !path_exists(single), directory,
-              " has two sets of weights: ", kHfWeightsFile, ", which transformers reads, and the ", files.size(),
-              " of ", kHfIndexFile, "; move away the one that is not the model, the index with its files");
+  TORCH_CHECK(files.contains(names.single) || !path_exists(single), directory,
+              " has two sets of weights: ", names.single, ", which transformers reads, and the ", files.size(), " of ",
+              names.index, "; move away the one that is not the model, the index with its files");
   std::vector<std::string> missing;
   for (const auto& file : files) {
     if (!path_exists(directory + "/" + file)) missing.push_back(file);
@@ -165,6 +180,8 @@ void add_indexed_files(SafetensorsReader& reader, const std::string& directory, 
 
 }  // namespace
 
+bool has_hf_weights(const std::string& directory) { return opened_by_in(directory).is_in(directory); }
+
 std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& where) {
   const auto index = parse_strict_json(text, where);
   TORCH_CHECK(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(), where,
@@ -180,14 +197,13 @@ std::map<std::string, std::string> parse_weight_map(std::string_view text, const
 
 std::unique_ptr<CheckpointReader> open_hf_weights(const std::string& directory) {
   TORCH_CHECK_VALUE(is_directory(directory), "there is no Hugging Face directory ", directory);
-  const auto single = directory + "/" + kHfWeightsFile;
-  const auto index = directory + "/" + kHfIndexFile;
+  const auto names = opened_by_in(directory);
   auto reader = std::make_unique<SafetensorsReader>(directory);
-  if (path_exists(index)) {
-    add_indexed_files(*reader, directory, index);
+  if (path_exists(directory + "/" + names.index)) {
+    add_indexed_files(*reader, directory, names);
   } else {
-    if (!path_exists(single)) TORCH_CHECK_VALUE(false, why_no_weights(directory));
-    reader->add_file(single);
+    if (!names.is_in(directory)) TORCH_CHECK_VALUE(false, why_no_weights(directory));
+    reader->add_file(directory + "/" + names.single);
   }
   return reader;
 }

@@ -14,15 +14,18 @@
 
 namespace megashard {
 
-// File by which a model's weights are opened; a directory has one of them.
-inline constexpr const char* kHfWeightsFile = "model.safetensors";
-inline constexpr const char* kHfIndexFile = "model.safetensors.index.json";
+/// Stems of the names of diffusers' files.
+inline constexpr const char* kDiffusersStem = "diffusion_pytorch_model";
+
+/// True if the directory has weights: model.safetensors or model.safetensors.index.json, or files of these names with
+/// diffusers' stem.
+bool has_hf_weights(const std::string& directory);
 
 /// Opens the weights of a Hugging Face model directory: model.safetensors, or the files listed by
-/// model.safetensors.index.json in order. Maps the files and reads only their headers; tensors are views as in
-/// SafetensorsFile::tensor. The files' __metadata__ becomes the values. Throws an error with the remedy if the
-/// directory has no weights (or an interrupted save was replacing them), the index is invalid, a listed file is
-/// missing, or model.safetensors lies beside an index of other files.
+/// model.safetensors.index.json in order; without both, diffusers' files. Maps the files and reads only their headers;
+/// tensors are views as in SafetensorsFile::tensor. The files' __metadata__ becomes the values. Throws an error with
+/// the remedy if the directory has no weights (or an interrupted save was replacing them), the index is invalid, a
+/// listed file is missing, or model.safetensors lies beside an index of other files.
 std::unique_ptr<CheckpointReader> open_hf_weights(const std::string& directory);
 /// The same, with weights in MXFP4 as bf16 (mxfp4.h).
 std::unique_ptr<CheckpointReader> open_hf_model(const std::string& directory);

@@ -48,7 +48,7 @@ void take_load(const V& value, R& run, A& arguments) {
   const fs::path folder = value.text();
   if (arguments.is_given("load")) return;
   run.load = folder;
-  run.loads_hf = fs::is_regular_file(folder / kHfWeightsFile) || fs::is_regular_file(folder / kHfIndexFile);
+  run.loads_hf = has_hf_weights(folder.string());
   set_unless_given(run.loads_hf ? kHfModel : kLoad, value, arguments);
 }
 
