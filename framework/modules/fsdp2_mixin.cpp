@@ -224,8 +224,15 @@ void FSDP2Mixin::_fully_shard() {
   set_modules_to_prefetch(request_.config.num_to_forward_prefetch, request_.config.num_to_backward_prefetch);
 }
 
+FullyShardOptions FSDP2Mixin::options_for(const NamedModule& each) const {
+  auto options = options_;
+  auto& cast = options.mixed_precision.cast_forward_inputs;
+  cast = cast_forward_inputs(each).value_or(cast);
+  return options;
+}
+
 void FSDP2Mixin::shard_root() {
-  if (!is_fsdp_module(module())) megashard::fully_shard(module(), options_);
+  if (!is_fsdp_module(module())) megashard::fully_shard(module(), options_for({"", &module()}));
 }
 
 void FSDP2Mixin::_post_fully_shard() {
@@ -296,10 +303,7 @@ void FSDP2Mixin::shard_modules(const std::vector<NamedModule>& modules) {
   // Reverse pre-order has children before their parents.
   for (auto each = ordered.rbegin(); each != ordered.rend(); ++each) {
     detail::hooked_module(*each, key_in_file(request_.config, "sub_modules_to_wrap"));
-    auto options = options_;
-    auto& cast = options.mixed_precision.cast_forward_inputs;
-    cast = cast_forward_inputs(*each).value_or(cast);
-    megashard::fully_shard(*each->module, options);
+    megashard::fully_shard(*each->module, options_for(*each));
   }
 }
 

@@ -88,7 +88,8 @@ class FSDP2Mixin {
   /// Patterns if the file has no sub_modules_to_wrap (_no_split_modules in transformers).
   virtual std::vector<std::string> default_modules_to_wrap() const { return {}; }
 
-  /// Casts inputs of a wrapped module to param_dtype (ROLL's _fsdp2_cast_forward_inputs); unset: as in the file.
+  /// Casts inputs of a wrapped module, or of the model, whose path is empty, to param_dtype (ROLL's
+  /// _fsdp2_cast_forward_inputs); unset: as in the file.
   virtual std::optional<bool> cast_forward_inputs(const NamedModule& /*each*/) const { return std::nullopt; }
 
   /// Paths of Megatron's modules in this model, for patterns of the FSDP2 file: {"decoder.layers", "model.layers"}. The
@@ -112,6 +113,7 @@ class FSDP2Mixin {
 
  private:
   torch::nn::Module& module();
+  FullyShardOptions options_for(const NamedModule& each) const;
   void shard_root();  ///< skipped if fully_shard was called already
   void check_moe_modules();
   void check_ignored_modules();

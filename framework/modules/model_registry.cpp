@@ -20,8 +20,11 @@ std::string name_in_config(const HfConfig& config, const std::map<std::string, E
   if (const auto* found = config.find("architectures"); found != nullptr && found->is_array() && !found->empty()) {
     if (found->front().is_string()) wanted.push_back(found->front());
   }
-  if (const auto* found = config.find("model_type"); found != nullptr && found->is_string()) wanted.push_back(*found);
-  TORCH_CHECK(!wanted.empty(), config.path(), " has neither architectures nor model_type: the model cannot be chosen");
+  for (const char* key : {"model_type", "_class_name"}) {
+    if (const auto* found = config.find(key); found != nullptr && found->is_string()) wanted.push_back(*found);
+  }
+  TORCH_CHECK(!wanted.empty(), config.path(),
+              " has neither architectures, model_type nor _class_name: the model cannot be chosen");
   for (const auto& name : wanted) {
     if (known.contains(name)) return name;
   }

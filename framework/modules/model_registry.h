@@ -37,8 +37,8 @@ class ModelRegistry {
   void add(std::string name, ConfigFactory factory);
   void add(std::string name, Factory factory);
   void add(std::string name, PluginFactory factory);
-  /// `name` empty: config.json's architectures[0], else its model_type; "gpt" without --hf-model. Throws an error that
-  /// lists the known names if it is unknown.
+  /// `name` empty: config.json's architectures[0], else its model_type or _class_name; "gpt" without --hf-model. Throws
+  /// an error that lists the known names if it is unknown.
   /// `config`: --hf-model's, if it is read already.
   std::shared_ptr<MultiModalModule> create(const Arguments& arguments, std::string name = "",
                                            const HfConfig* config = nullptr) const;
