@@ -2,6 +2,7 @@
 
 #include "framework/mistakes.h"
 #include "models/decoder/decoder_model.h"
+#include "models/diffusion/latent_families.h"
 #include "models/families/model_family.h"
 #include "models/megatron_layout.h"
 #include "models/model_config.h"
@@ -19,6 +20,17 @@ MegatronLayout layout_of(const HfConfig& config, int64_t vocab_divisor) {
   return megatron_layout(decoder_config_from_hf(config), vocab_divisor);
 }
 
+std::shared_ptr<MultiModalModule> latent_model_of(const LatentFamily& family, const Arguments& arguments,
+                                                  const HfConfig* config) {
+  require(config != nullptr, family.class_name + " is described by a directory of diffusers: give --hf-model");
+  require(arguments.tensor_model_parallel_size == 1 && arguments.expert_model_parallel_size == 1,
+          "--tensor-model-parallel-size and --expert-model-parallel-size do not go with " + family.class_name +
+              "; leave them out, and FSDP2 shards the model over all ranks");
+  auto model = family.make(*config);
+  if (arguments.is_given("init_method_std")) model->weight_init().std = arguments.init_method_std;
+  return model;
+}
+
 }  // namespace
 
 std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, Network network, BuildContext context) {
@@ -30,6 +42,11 @@ std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, Network net
 
 void register_models(ModelRegistry& registry) {
   registry.add("gpt", model_of);
+  for (const auto& family : latent_families()) {
+    registry.add(family.class_name, [&family](const Arguments& arguments, const HfConfig* config) {
+      return latent_model_of(family, arguments, config);
+    });
+  }
   for (const auto& family : model_families()) {
     const auto factory = [sees = family.encoder != nullptr](const Arguments& arguments, const HfConfig* config) {
       TORCH_CHECK(config != nullptr || !sees,

@@ -9,7 +9,7 @@
 namespace megashard {
 
 /// Registers all families by Hugging Face architecture (LlamaForCausalLM) and model_type (llama), with their Megatron
-/// layouts, and "gpt", the network of Megatron's flags.
+/// layouts, "gpt", the network of Megatron's flags, and classes of diffusers (WanTransformer3DModel).
 void register_models(ModelRegistry& registry);
 
 /// The model that config.json describes; `network`: its decoder.

@@ -173,8 +173,10 @@ class Matcher {
   std::unordered_set<std::string> known_, possible_;
 };
 
-/// Rotary frequencies in old Llama files, which follow from config.json.
-bool is_derived(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
+/// Rotary frequencies in old Llama files, which follow from config.json, and a norm that Wan's attention never uses.
+bool is_derived(const std::string& name) {
+  return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn2.norm_added_q.weight");
+}
 
 std::string without(std::string name, std::string_view word) {
   for (auto at = name.find(word); at != std::string::npos; at = name.find(word, at)) name.erase(at, word.size());

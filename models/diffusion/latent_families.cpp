@@ -1,0 +1,38 @@
+#include "models/diffusion/latent_families.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "framework/modules/deferred_init.h"
+#include "models/diffusion/wan.h"
+
+namespace megashard {
+
+const std::vector<LatentFamily>& latent_families() {
+  static const std::vector<LatentFamily> families{
+      {"WanTransformer3DModel", [](const HfConfig& config) { return make_wan(wan_config(config)); }},
+      {"WanModel", [](const HfConfig& config) { return make_wan(original_wan_config(config)); }},
+  };
+  return families;
+}
+
+const LatentFamily* latent_family_of(const nlohmann::ordered_json& config) {
+  const auto name = config.find("_class_name");
+  if (name == config.end() || !name->is_string()) return nullptr;
+  const auto found = std::ranges::find(latent_families(), name->get<std::string>(), &LatentFamily::class_name);
+  return found == latent_families().end() ? nullptr : &*found;
+}
+
+void check_settings(const LatentFamily& family, const HfConfig& config) {
+  InitTape tape;
+  tape.construct([&] { return family.make(config); });
+}
+
+void require_known_keys(const HfConfig& config, const std::set<std::string>& known) {
+  for (const auto& [key, value] : config.json().items()) {
+    config.require_computed(key.starts_with("_") || known.contains(key), key,
+                            " is no key of this class that is known here: take it out if it changes nothing");
+  }
+}
+
+}  // namespace megashard

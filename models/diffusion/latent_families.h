@@ -1,0 +1,31 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hugging_face/hf_config.h"
+#include "models/diffusion/latent_model.h"
+
+namespace megashard {
+
+/// A class of diffusers that predicts latents.
+struct LatentFamily {
+  std::string class_name;  ///< `_class_name` of config.json
+  /// Reads config.json. Throws for unsupported settings.
+  std::shared_ptr<LatentModel> (*make)(const HfConfig& config);
+};
+
+const std::vector<LatentFamily>& latent_families();
+/// The family of a config.json by its `_class_name`; null if it is of no model of latents.
+const LatentFamily* latent_family_of(const nlohmann::ordered_json& config);
+/// Throws for settings of config.json that the family does not support.
+void check_settings(const LatentFamily& family, const HfConfig& config);
+
+/// Throws and names a key of config.json that is none of these, and does not begin with "_".
+void require_known_keys(const HfConfig& config, const std::set<std::string>& known);
+
+}  // namespace megashard
