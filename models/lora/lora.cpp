@@ -17,7 +17,7 @@
 #include "checkpoint/files/output_file.h"
 #include "checkpoint/values/tensor_info.h"
 #include "checkpoint/weights/published_tensors.h"
-#include "framework/modules/megatron_module.h"
+#include "framework/modules/multi_modal_module.h"
 #include "framework/modules/wrap_policy.h"
 #include "models/layers/linear_layers.h"
 #include "parallel/fsdp/fully_shard.h"
@@ -26,6 +26,19 @@ namespace megashard {
 namespace {
 
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+/// What PEFT's target_modules call a layer: its last name, of an entry of a list ("to_out.0") with the list's.
+std::string target_name(const std::string& path) {
+  const auto last = last_name(path);
+  const bool is_entry = last.find_first_not_of("0123456789") == std::string::npos;
+  if (!is_entry || last.size() == path.size()) return last;
+  return last_name(path.substr(0, path.size() - last.size() - 1)) + "." + last;
+}
+
+/// PEFT's rule.
+bool is_target(const std::string& path, const std::string& target) {
+  return path == target || path.ends_with("." + target);
+}
 
 std::string path_of(const std::string& module, const std::string& layer) {
   return layer.empty() ? module : module + "." + layer;
@@ -103,10 +116,10 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
   const auto tied = tied_weights(model);
   int64_t count = 0;
   const auto is_wanted = [&](const std::string& path) {
-    known.insert(last_name(path));
-    if (!wanted.contains(last_name(path)) && (!all || is_output_projection(path))) return false;
-    missing.erase(last_name(path));
-    return true;
+    known.insert(target_name(path));
+    const auto matches = [&](const std::string& target) { return is_target(path, target); };
+    std::erase_if(missing, matches);
+    return std::ranges::any_of(wanted, matches) || (all && !is_output_projection(path));
   };
   const double scale = options.alpha / static_cast<double>(options.rank);
   for_each_module(model, [&](const std::string& path, LinearLayers& module) {
@@ -116,7 +129,8 @@ int64_t add_lora(MegatronModule& model, const LoraOptions& options) {
       const auto name = path_of(path, layer.name);
       if (!is_wanted(name)) continue;
       TORCH_CHECK(!tied.contains(layer.weight.unsafeGetTensorImpl()), "--lora-target-modules: ", name,
-                  " shares its weight with the embeddings, which an adapter would not change: leave ", last_name(name),
+                  " shares its weight with the embeddings, which an adapter would not change: leave ",
+                  target_name(name),
                   " out, or untie them: \"tie_word_embeddings\": false in config.json, or for a network of flags "
                   "--untie-embeddings-and-output-weights");
       names.push_back(layer.name);
@@ -175,13 +189,6 @@ ShardedTensors merged_state_dict(MegatronModule& model) {
 
 namespace {
 
-/// "model.layers.0.self_attn.q_proj.lora_A.weight" -> "q_proj", as PEFT names its targets.
-std::string target_of(const std::string& name) {
-  const auto end = name.rfind(".lora_");
-  const auto begin = name.rfind('.', end - 1) + 1;
-  return name.substr(begin, end - begin);
-}
-
 /// A whole number without a point, as PEFT has it.
 nlohmann::ordered_json number(double value) {
   if (value == std::floor(value)) return static_cast<int64_t>(value);
@@ -195,11 +202,14 @@ HfWeights adapter_weights(MegatronModule& model, const Arguments& arguments) {
   HfWeights weights;
   for (auto& [name, piece] : published_tensors(checked_state_dict(model), model.weight_map())) {
     if (!is_lora_parameter(name)) continue;
-    targets.insert(target_of(name));
+    targets.insert(target_name(name.substr(0, name.rfind(".lora_"))));
     weights.tensors.emplace_back("base_model.model." + name, std::move(piece));
   }
+  const auto* multi_modal = dynamic_cast<const MultiModalModule*>(&model);
+  const bool writes_text = multi_modal == nullptr || !multi_modal->latent_patches();
+  const nlohmann::ordered_json task = writes_text ? nlohmann::ordered_json("CAUSAL_LM") : nullptr;
   const nlohmann::ordered_json config = {{"peft_type", "LORA"},
-                                         {"task_type", "CAUSAL_LM"},
+                                         {"task_type", task},
                                          {"base_model_name_or_path", *arguments.hf_model},
                                          {"r", *arguments.lora_r},
                                          {"lora_alpha", number(arguments.lora_alpha)},

@@ -16,7 +16,7 @@ struct LoraOptions {
   int64_t rank = 8;
   double alpha = 16;  ///< the adapters' sum counts alpha / rank
   double dropout = 0;
-  /// Last names of linear layers (q_proj, down_proj), or "all-linear": all except the output projection.
+  /// Ends of the paths of linear layers (q_proj, to_out.0), or "all-linear": all except the output projection.
   std::vector<std::string> target_modules{};
 };
 
