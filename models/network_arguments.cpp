@@ -9,6 +9,8 @@
 #include "framework/arguments/argument_table.h"
 #include "framework/arguments/argument_validation.h"
 #include "framework/arguments/layer_frequency.h"
+#include "framework/mistakes.h"
+#include "models/diffusion/latent_families.h"
 #include "models/families/model_family.h"
 #include "models/model_config.h"
 
@@ -188,6 +190,17 @@ void tell_replaced_balance(const Arguments& arguments, const HfConfig& config, c
                               argument_text(replaced) + ".");
 }
 
+/// Throws for flags of language models.
+void check_flags(const LatentFamily& family, const Arguments& arguments) {
+  Mistakes mistakes;
+  for (const auto& [name, value] : network_values(DecoderConfig())) {
+    const bool is_of_language = name != "vocab_size" && arguments.is_given(name);
+    mistakes.require(!is_of_language, find_argument(name)->flag + " describes a language model, and " +
+                                          *arguments.hf_model + " has a " + family.class_name + "; leave it out.");
+  }
+  mistakes.throw_if_any();
+}
+
 }  // namespace
 
 std::optional<HfConfig> take_network_from_hf_model(Arguments& arguments, const DiagnosticSink& sink) {
@@ -195,7 +208,13 @@ std::optional<HfConfig> take_network_from_hf_model(Arguments& arguments, const D
   std::optional<HfConfig> file;
   DecoderConfig config;
   try {
-    config = network_of(arguments, file.emplace(HfConfig::of_model(*arguments.hf_model))).config;
+    file.emplace(HfConfig::of_model(*arguments.hf_model));
+    if (const auto* family = latent_family_of(file->json())) {
+      check_settings(*family, *file);
+      check_flags(*family, arguments);
+      return file;
+    }
+    config = network_of(arguments, *file).config;
   } catch (const c10::Error& error) {  // a config.json that is wrong now will be wrong again
     throw UsageError(error.what_without_backtrace());
   }

@@ -45,7 +45,7 @@ class StepToHf {
     check_source_bytes(options_.load_dir, progress_);
     settle_tied_weights();
     TensorCounter counter(progress_, infos_.size(), total_bytes(infos_));
-    HfSaveOptions saving{.max_shard_bytes = options_.max_shard_bytes};
+    HfSaveOptions saving{.max_shard_bytes = options_.max_shard_bytes, .stem = options_.stem};
     if (!options_.model_assets_dir.empty()) saving.beside = [this](const std::string& folder) { write_assets(folder); };
     save_hf_weights(
         options_.save_dir, infos_,

@@ -9,6 +9,7 @@
 #include "checkpoint/convert/tensor_stream.h"
 #include "checkpoint/dcp/checkpoint_format.h"
 #include "checkpoint/dcp/step_names.h"
+#include "checkpoint/hugging_face/hf_files.h"
 
 namespace megashard {
 
@@ -34,6 +35,7 @@ struct StepToHfOptions {
   /// check.
   std::function<void(const std::vector<TensorInfo>& weights)> check{};
   int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
+  std::string stem = HfSaveOptions().stem;  ///< of the weights' file names
 };
 
 /// Writes the model of a step as a Hugging Face model directory (MindSpeed-MM's dcp_to_hf). Optimizer state and values

@@ -63,4 +63,12 @@ void require_model_folder(const std::string& flag, const std::string& folder, co
                    name);
 }
 
+std::string model_of_pipeline(const std::string& flag, const std::string& folder) {
+  const auto has = [&](const char* name) { return fs::exists(fs::path(folder) / name); };
+  if (!has("model_index.json") || has("config.json") || !has("transformer")) return folder;
+  require(!has("transformer_2"), flag + " " + folder + " is a pipeline of two models, which are trained apart: give " +
+                                     folder + "/transformer (of high noise) or " + folder + "/transformer_2");
+  return folder + "/transformer";
+}
+
 }  // namespace megashard

@@ -11,4 +11,8 @@ namespace megashard {
 /// variables from `get`).
 void require_model_folder(const std::string& flag, const std::string& folder, const GetVariable& get = own_variable);
 
+/// The model of a pipeline of diffusers (FOLDER/transformer, beside model_index.json), or the folder itself if it is
+/// none. Throws for a pipeline of two models.
+std::string model_of_pipeline(const std::string& flag, const std::string& folder);
+
 }  // namespace megashard

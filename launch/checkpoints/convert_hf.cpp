@@ -163,6 +163,7 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
     options.fused_linear_names = parse_names(flags->fused);
     const WeightCheck config(options.model_assets_dir);
     tell_unknown(config);
+    options.stem = config.stem();
     const bool names_are_given = !options.dcp_prefix.empty() || !options.hf_prefix.empty();
     options.weights = wanted_forms(config, names_are_given, !flags->fused.empty());
     if (!names_are_given && layout == std::nullopt) options.names = config.names();

@@ -136,7 +136,10 @@ RunPlan validate_run(CommandLine line, const RunParts& parts, const RendezvousOp
     arguments.gradients_in_fp16 = has_fp16(plan.config.mixed_precision);
   });
   if (arguments.hf_model) {
-    const bool there = found.attempt([&] { require_model_folder("--hf-model", *arguments.hf_model); });
+    const bool there = found.attempt([&] {
+      require_model_folder("--hf-model", *arguments.hf_model);
+      arguments.hf_model = model_of_pipeline("--hf-model", *arguments.hf_model);
+    });
     if (there && line.mindspeed) found.attempt([&] { check_mindspeed_model(*line.mindspeed, arguments); });
   }
   try {

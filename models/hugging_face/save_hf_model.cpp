@@ -21,6 +21,7 @@
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/megatron_module.h"
 #include "framework/training/checkpoint_saver.h"
+#include "models/diffusion/latent_families.h"
 #include "models/families/model_family.h"
 #include "models/lora/lora.h"
 #include "models/model_config.h"
@@ -111,7 +112,7 @@ void write_dtype(OrderedJson& config, const std::string& dtype) {
 
 /// Dtype of most bytes of the floating-point weights; nullopt if there are none that can be trained directly.
 std::optional<at::ScalarType> dtype_of_files(const std::string& hf_model) {
-  if (!path_exists(hf_model + "/" + kHfWeightsFile) && !path_exists(hf_model + "/" + kHfIndexFile)) return std::nullopt;
+  if (!has_hf_weights(hf_model)) return std::nullopt;
   const auto files = open_hf_model(hf_model);
   std::map<at::ScalarType, int64_t> bytes;
   for (const auto& info : files->tensors()) {
@@ -134,6 +135,7 @@ void write_classifier(OrderedJson& config, const ModelFamily& family) {
 }
 
 OrderedJson config_of_run(const Arguments& arguments, const HfConfig* file) {
+  if (file != nullptr && latent_family_of(file->json()) != nullptr) return file->json();  // has no dtype
   const auto network = file != nullptr ? network_of(arguments, *file).config : decoder_config(arguments);
   auto config = file != nullptr ? file->json() : config_of_network(network);
   config["tie_word_embeddings"] = network.tie_word_embeddings;
@@ -187,6 +189,7 @@ HfWeights whole_weights(MegatronModule& model, const Arguments& arguments, bool 
     name = map.published_name(name);
     if (in_fp32) weights.files.in_fp32.insert(name);
   }
+  if (dynamic_cast<const LatentModel*>(&model) != nullptr) weights.files.stem = kDiffusersStem;
   if (arguments.hf_model) {
     weights.files.beside = [from = *arguments.hf_model](const std::string& beside) { copy_hf_assets(from, beside); };
   }

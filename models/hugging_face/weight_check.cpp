@@ -7,7 +7,9 @@
 #include <optional>
 
 #include "checkpoint/hugging_face/hf_files.h"
+#include "checkpoint/hugging_face/hf_weights.h"
 #include "framework/modules/deferred_init.h"
+#include "models/diffusion/latent_families.h"
 #include "models/families/model_family.h"
 #include "models/hugging_face/match_weights.h"
 #include "models/lora/lora.h"
@@ -20,12 +22,15 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 bool is_of_known_family(const Json& config) {
+  if (latent_family_of(config) != nullptr) return true;
   const auto type = config.value("model_type", Json());
   return type.is_string() && find_family(type) != nullptr;
 }
 
 /// Reason why the model is not supported; empty if it is.
 std::string unknown_model(const Json& config) {
+  if (latent_family_of(config) != nullptr)
+    return config.contains("quantization_config") ? "its weights are quantised" : "";
   const auto type = config.value("model_type", Json());
   if (!type.is_string()) return "it says no model_type";
   if (!is_of_known_family(config)) return type.get<std::string>() + " is no model that is known here";
@@ -41,6 +46,8 @@ std::string unknown_model(const Json& config) {
 
 std::shared_ptr<MultiModalModule> model_on_meta(const HfConfig& config) {
   InitTape tape;
+  if (const auto* family = latent_family_of(config.json()))
+    return tape.construct([&]() -> std::shared_ptr<MultiModalModule> { return family->make(config); });
   const auto network = network_from_hf(
       config, [&](DecoderConfig& decoder) { decoder.prediction.depth = prediction_depth(config, family_of(config)); });
   return tape.construct([&] { return make_model(config, network, {}); });
@@ -95,6 +102,7 @@ bool are_megatrons(const std::vector<TensorInfo>& weights) {
 
 WeightCheck::WeightCheck(const std::string& directory) : directory_(directory) {
   const auto config = read_hf_config(directory);
+  stem_ = config && latent_family_of(*config) != nullptr ? kDiffusersStem : HfSaveOptions().stem;
   unknown_ = config ? unknown_model(*config) : "there is none in " + directory;
   if (!config || !is_of_known_family(*config)) return;
   try {

@@ -22,6 +22,8 @@ class WeightCheck {
 
   /// Names of the model's weights in steps; empty if unknown().
   ModelNames names() const;
+  /// Stem of the weights' file names (HfSaveOptions::stem).
+  const std::string& stem() const { return stem_; }
   /// How files have the weights; the default if the family is unknown.
   const WeightMap& weights() const { return weights_; }
 
@@ -42,6 +44,7 @@ class WeightCheck {
   Problem problem_of(const std::vector<TensorInfo>& weights) const;
 
   std::string directory_;
+  std::string stem_;
   std::string unknown_;
   std::shared_ptr<MultiModalModule> model_;  // null: unknown
   WeightMap weights_;
