@@ -1,6 +1,7 @@
 // The targets read files in one process and build no network: the functions that only networks and ranks need.
 #include <c10/util/Exception.h>
 
+#include "models/diffusion/latent_families.h"
 #include "models/layers/gated_delta_net.h"
 #include "models/layers/kimi_delta_attention.h"
 #include "models/layers/layer_inputs.h"
@@ -66,6 +67,12 @@ EncoderSpecPtr qwen_vision(VisionLanguageConfig /*config*/) {
 }
 
 EncoderSpecPtr siglip_vision(VisionLanguageConfig /*config*/, NormSpec /*projector_norm*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+const LatentFamily* latent_family_of(const nlohmann::ordered_json& /*config*/) { return nullptr; }
+
+void check_settings(const LatentFamily& /*family*/, const HfConfig& /*config*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");
 }
 

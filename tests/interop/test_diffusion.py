@@ -1,0 +1,270 @@
+"""Models of latents against diffusers: outputs and every gradient, on one rank and under each strategy.
+
+latent_dump.cpp runs all jobs in one process; diffusers computes each sample by itself.
+"""
+import json
+import math
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from megashard import INTEROP, environment, run
+
+SIZES = dict(patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=24, in_channels=4, out_channels=4,
+             text_dim=20, freq_dim=16, ffn_dim=40, num_layers=2)
+IMAGE = dict(in_channels=9, image_dim=12, added_kv_proj_dim=48)
+# name: config, shapes (frames, rows, columns) of the latents of the samples, number of text tokens
+CASES = {
+    "wan": (SIZES, [(2, 4, 6)] * 2, 7),
+    "wan of one frame": (SIZES | dict(num_layers=1, cross_attn_norm=False), [(1, 2, 10)], 5),
+    "wan of patches of frames": (SIZES | dict(patch_size=(2, 2, 1), out_channels=3, in_channels=3), [(4, 6, 5)] * 3, 3),
+    "wan of many shapes": (SIZES, [(3, 4, 6), (1, 4, 4)], 7),
+    "wan from an image": (SIZES | IMAGE, [(2, 4, 6)] * 2, 512),
+    "wan from two images": (SIZES | IMAGE | dict(pos_embed_seq_len=6), [(2, 4, 6)] * 2, 512),
+    "wan with clean frames": (SIZES | dict(in_channels=5, out_channels=5), [(2, 4, 6)] * 2, 7),
+}
+UNITS = "sub_modules_to_wrap: ['blocks.{*}']\n"
+TARGETS = ["to_q", "attn2.to_v", "to_out.0", "ffn.net.0.proj"]
+JOBS = {name: (name, dict(world=1)) for name in CASES} | {
+    "LoRA": ("wan", dict(world=2, fsdp2_config=UNITS, adapters="adapters", targets=TARGETS)),
+    "all-linear": ("wan from an image", dict(world=1, adapters="all adapters", targets=["all-linear"])),
+    "original names": ("wan with clean frames", dict(world=1, model="original")),
+} | {
+    f"{name}, {strategy}": (name, fields) for name in CASES for strategy, fields in {
+        "FSDP2": dict(world=2, fsdp2_config=UNITS),
+        "FSDP2 of 3": dict(world=3, fsdp2_config=UNITS),
+        "HSDP": dict(world=4, fsdp2_config=UNITS + "sharding_size: 2\n"),
+        "Ulysses 2": dict(world=2, fsdp2_config=UNITS, sequence_ranks=2),
+        "ring 2": dict(world=2, fsdp2_config=UNITS, sequence_ranks=2, ring=2),
+        "Ulysses 2 of ring 2": dict(world=4, fsdp2_config=UNITS, sequence_ranks=4, ring=2),
+        "recompute": dict(world=2, fsdp2_config=UNITS + "recompute_modules: ['blocks.{*}']\nuse_reentrant: false\n"),
+        "bf16": dict(world=1, fsdp2_config=UNITS + "param_dtype: bf16\nreduce_dtype: fp32\n"),
+    }.items()}
+
+
+OURS = re.compile(r"base_model\.model\.|\.default(?=\.)")  # what peft has in names besides
+ORIGINAL_NAMES = [
+    (r"^condition_embedder\.(time|text)_embedder\.linear_1", r"\1_embedding.0"),
+    (r"^condition_embedder\.(time|text)_embedder\.linear_2", r"\1_embedding.2"),
+    (r"^condition_embedder\.time_proj", "time_projection.1"), (r"attn1\.", "self_attn."), (r"attn2\.", "cross_attn."),
+    (r"\.to_out\.0", ".o"), (r"\.to_([qkv])\b", r".\1"), (r"^(blocks.*)\.norm2", r"\1.norm3"),
+    (r"ffn\.net\.0\.proj", "ffn.0"), (r"ffn\.net\.2", "ffn.2"), (r"^proj_out", "head.head"),
+    (r"^(blocks.*)\.scale_shift_table", r"\1.modulation"), (r"^scale_shift_table", "head.modulation")]
+
+
+def patches_of(latents, patch):
+    """[C, F, H, W] -> [P, T] in the order of batches."""
+    c, f, h, w = latents.shape
+    (pf, ph, pw), t = patch, f * h * w // math.prod(patch)
+    boxes = latents.reshape(c, f // pf, pf, h // ph, ph, w // pw, pw)
+    return boxes.permute(0, 2, 4, 6, 1, 3, 5).reshape(-1, t)
+
+
+def positions_of(shape, patch):
+    counts = [size // part for size, part in zip(shape, patch)]
+    return torch.stack(torch.meshgrid(*map(torch.arange, counts), indexing="ij")).flatten(1)
+
+
+def padded(samples):
+    """[..., T] of each sample -> [..., B, T]."""
+    longest = max(sample.shape[-1] for sample in samples)
+    return torch.stack([torch.nn.functional.pad(each, (0, longest - each.shape[-1])) for each in samples], -2)
+
+
+class Case:
+    """A model with random weights, and inputs of it."""
+
+    def __init__(self, name, folder):
+        from diffusers import WanTransformer3DModel
+
+        config, shapes, texts = CASES[name]
+        self.folder, self.config, self.shapes = folder, config, shapes
+        torch.manual_seed(len(name))
+        model = WanTransformer3DModel(**config)
+        for key, values in model.named_parameters():
+            is_norm = key.endswith("weight") and values.dim() == 1
+            values.detach().normal_(1 if is_norm else 0, 0.2)
+        model.save_pretrained(folder)
+        self.noisy = [torch.randn(config["out_channels"], *shape) for shape in shapes]
+        self.targets = [torch.randn_like(each) for each in self.noisy]
+        further = config["in_channels"] - config["out_channels"]
+        self.conditions = [torch.randn(further, *shape) for shape in shapes]
+        self.text = torch.randn(len(shapes), texts, config["text_dim"])
+        self.times = 1000 * torch.rand(len(shapes))
+        images = config.get("pos_embed_seq_len") or 257
+        self.images = torch.randn(len(shapes), images, config["image_dim"]) if "image_dim" in config else None
+        self.has_clean = "clean" in name
+        self.write()
+        self.write_adapters("adapters", TARGETS)
+        self.write_adapters("all adapters", ["all-linear"])
+        self.write_original(model)
+
+    def write_adapters(self, name, targets):
+        """Random ones, by their names in megashard."""
+        model = self.with_adapters(targets)
+        torch.manual_seed(7)
+        for values in model.parameters():
+            if values.requires_grad:
+                values.detach().normal_(0, 0.1)
+        save_file({OURS.sub("", key): values.detach() for key, values in model.named_parameters()
+                   if values.requires_grad}, self.folder / name)
+
+    def with_adapters(self, targets):
+        import peft
+        from diffusers import WanTransformer3DModel
+
+        model = WanTransformer3DModel.from_pretrained(self.folder)
+        if "all-linear" in targets:  # which peft knows for transformers' models alone
+            targets = [key for key, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+        return peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=4, target_modules=targets))
+
+    def write_original(self, model):
+        """The weights as Wan's own code names them."""
+        (self.folder / "original").mkdir()
+        weights = {}
+        for key, values in model.state_dict().items():
+            for ours, theirs in ORIGINAL_NAMES:
+                key = re.sub(ours, theirs, key)
+            weights[key] = values.contiguous()
+        save_file(weights, self.folder / "original" / "diffusion_pytorch_model.safetensors")
+        width = self.config["num_attention_heads"] * self.config["attention_head_dim"]
+        config = {"_class_name": "WanModel", "model_type": "t2v", "dim": width, "text_len": 512,
+                  "num_heads": self.config["num_attention_heads"], "in_dim": self.config["in_channels"],
+                  "out_dim": self.config["out_channels"]}
+        config |= {key: self.config[key] for key in ("num_layers", "text_dim", "freq_dim", "ffn_dim", "patch_size")}
+        (self.folder / "original" / "config.json").write_text(json.dumps(config))
+
+    def clean_of(self, shape):
+        """The patches of the first frame."""
+        return positions_of(shape, self.config["patch_size"])[0] == 0
+
+    def write(self):
+        patch = self.config["patch_size"]
+        columns = {"latents": padded([patches_of(each, patch) for each in self.noisy]),
+                   "targets": padded([patches_of(each, patch) for each in self.targets]),
+                   "position_ids": padded([positions_of(shape, patch) for shape in self.shapes]),
+                   "timesteps": self.times, "text_features": self.text}
+        if len(set(self.shapes)) > 1:
+            columns["token_mask"] = padded([torch.ones(positions_of(shape, patch).shape[1]) for shape in self.shapes]
+                                           ).bool()
+        if self.conditions[0].numel() > 0:
+            columns["conditions"] = padded([patches_of(each, patch) for each in self.conditions])
+        if self.images is not None:
+            columns["image_features"] = self.images
+        if self.has_clean:
+            columns["clean_patches"] = padded([self.clean_of(shape) for shape in self.shapes])
+        save_file({key: values.contiguous() for key, values in columns.items()}, self.folder / "input.bin")
+
+    def by_diffusers(self, dtype=torch.float32, adapters=None, targets=None):
+        from diffusers import WanTransformer3DModel
+
+        model = WanTransformer3DModel.from_pretrained(self.folder, torch_dtype=dtype)
+        if adapters is not None:
+            model = self.with_adapters(targets)
+            given = load_file(self.folder / adapters)
+            for key, values in model.named_parameters():
+                if values.requires_grad:
+                    values.detach().copy_(given[OURS.sub("", key)])
+        patch, predictions, losses = self.config["patch_size"], [], []
+        for i, shape in enumerate(self.shapes):
+            x = torch.cat([self.noisy[i], self.conditions[i]])[None].to(dtype)
+            times = self.times[i:i + 1]
+            if self.has_clean:
+                times = torch.where(self.clean_of(shape), torch.zeros(1), times)[None]
+            inputs = {}
+            if self.images is not None:
+                images = self.images[i:i + 1].to(dtype)
+                inputs["encoder_hidden_states_image"] = (
+                    images.view(2, -1, images.shape[2]) if "pos_embed_seq_len" in self.config else images)
+            predicted = model(x, times, self.text[i:i + 1].to(dtype), return_dict=False, **inputs)[0][0].float()
+            predictions.append(patches_of(predicted, patch))
+            losses.append(patches_of((predicted - self.targets[i]).square(), patch).mean(0))
+        torch.cat(losses).mean().backward()
+        return {"predictions": padded(predictions).detach(), "losses": padded(losses).detach()} | {
+            f"grad.{OURS.sub('', key)}": values.grad.float() for key, values in model.named_parameters()
+            if values.requires_grad}
+
+    def without_padding(self, ours):
+        """Results at padding mean nothing."""
+        counts = torch.tensor([math.prod(shape) for shape in self.shapes]) // math.prod(self.config["patch_size"])
+        mask = torch.arange(ours["losses"].shape[1]) < counts[:, None]
+        return ours | {key: ours[key] * mask for key in ("predictions", "losses")}
+
+
+def goes(name, fields):
+    """Ranks share samples, or the rows of a sequence; a ring takes a multiple of twice its ranks."""
+    config, shapes, _ = CASES[name]
+    longest = max(math.prod(shape) for shape in shapes) // math.prod(config["patch_size"])
+    sharing = fields.get("sequence_ranks", 1)
+    return (len(shapes) * sharing % fields["world"] == 0 and longest % (2 * sharing if "ring" in fields else 1) == 0)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    return {name: Case(name, tmp_path_factory.mktemp("case")) for name in CASES}
+
+
+@pytest.fixture(scope="module", params=["cpu", "sim"])
+def results(request, cases, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    jobs, outputs = [], {}
+    for number, (name, (case, fields)) in enumerate(JOBS.items()):
+        if not goes(case, fields):
+            continue
+        outputs[name] = folder / str(number)
+        at = cases[case].folder
+        job = fields | dict(model=str(at / fields.get("model", "")), input=str(at / "input.bin"))
+        if "adapters" in fields:
+            job["adapters"] = str(at / fields["adapters"])
+        jobs.append(job | dict(output=str(outputs[name])))
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    variables = {"MEGASHARD_TEST_DEVICE": "sim"} if request.param == "sim" else {}
+    run(INTEROP / "latent_dump", folder / "jobs.json", env=environment(**variables))
+    return {name: load_file(file) for name, file in outputs.items()}
+
+
+@pytest.fixture(scope="module")
+def theirs(cases):
+    found = {}
+
+    def of(name, dtype, adapters=None, targets=None):
+        if (name, dtype, adapters) not in found:
+            found[name, dtype, adapters] = cases[name].by_diffusers(dtype, adapters, targets)
+        return found[name, dtype, adapters]
+    return of
+
+
+def error(one, other, least=0):
+    return ((one - other).abs().max() / other.abs().max().clamp_min(least)).item()
+
+
+@pytest.mark.parametrize("job", [job for job, (name, fields) in JOBS.items() if goes(name, fields)])
+def test_results_are_those_of_diffusers(job, cases, results, theirs):
+    name, fields = JOBS[job]
+    wanted = theirs(name, torch.float32, fields.get("adapters"), fields.get("targets"))
+    ours = cases[name].without_padding(results[job])
+    ours.pop("flops")
+    assert sorted(ours) == sorted(wanted)
+    # Small gradients are sums in which large ones cancel.
+    least = 1e-1 * max(want.abs().max() for key, want in wanted.items() if key.startswith("grad."))
+    bar = 2e-6  # sums of fp32 in another order
+    if job.endswith("bf16"):  # each result as far from fp32 as diffusers' furthest, which rounds the same values
+        rounded = theirs(name, torch.bfloat16)
+        bar = 2 * max(error(rounded[key], want, least) for key, want in wanted.items())
+    for key, want in wanted.items():
+        assert error(ours[key], want, least) <= bar, key
+
+
+def test_flops_are_those_of_the_products(cases, results):
+    from diffusers import WanTransformer3DModel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    name = "wan from an image"  # with a prompt as long as Wan's
+    case = cases[name]
+    model = WanTransformer3DModel.from_pretrained(case.folder)
+    x = torch.cat([torch.stack(case.noisy), torch.stack(case.conditions)], 1)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(x, case.times, case.text, case.images)
+    assert results[name]["flops"] == 3 * counter.get_total_flops()  # backward has twice as many
