@@ -62,9 +62,12 @@ class Client:
     values, entropies and weights is about token t + 1; that of a sequence's last token counts for nothing. Every client
     sends the same commands in the same order, with its own data."""
 
-    def __init__(self, path, rank=0, timeout=600):
-        """timeout: seconds until the server has to be there; its replies may take longer."""
+    def __init__(self, path, rank=0, timeout=600, why_ended=None):
+        """timeout: seconds until the server has to be there; its replies may take longer. why_ended: called for the
+        exception that is raised if the server has ended."""
         self.path = f"{os.fspath(path)}.{rank}"
+        self._why_ended = why_ended or (lambda: MegashardError(
+            f"the server at {self.path} has ended; its output says why"))
         deadline = time.monotonic() + timeout
         while True:
             self._socket = socket.socket(socket.AF_UNIX)
@@ -97,7 +100,7 @@ class Client:
                 raise MegashardError(f"what listens at {self.path} is no server of this protocol")
             fields, arrays = decode(self._read(struct.unpack("<Q", head[8:])[0]))
         except (BrokenPipeError, ConnectionResetError, EOFError):
-            raise MegashardError(f"the server at {self.path} has ended; its log says why") from None
+            raise self._why_ended() from None
         if "error" in fields:
             raise Refused(fields["error"])
         return fields, arrays
