@@ -43,14 +43,15 @@ const Program& serve_program() {
   return program;
 }
 
-/// Options by which the run would compute a loss of its own.
+/// Options by which the run would compute a loss of its own. --objective value is for a model with the head `score`.
 void refuse_losses(CommandLine& line) {
   for (const auto& [name, flag] : {std::pair{"objective", "--objective"},
                                    {"rollouts", "--rollouts"},
                                    {"ref_model", "--ref-model"},
                                    {"loss_by_weights", "--loss-by-weights"},
                                    {"calculate_per_token_loss", "--calculate-per-token-loss"}}) {
-    line.mistakes.require(!line.arguments.is_given(name),
+    const bool chooses_head = std::string(name) == "objective" && line.arguments.objective == "value";
+    line.mistakes.require(chooses_head || !line.arguments.is_given(name),
                           std::string(flag) + " is for pretrain; with serve the client computes the loss, so leave it "
                                               "out.");
   }

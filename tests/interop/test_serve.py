@@ -9,13 +9,16 @@ import sys
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM)
 
 import megashard
 from conversations import write_conversation_set
 from documented import blocks_run_by
 
 WORDS, PAIRS, STEPS, BETA, LENGTH = 60, 12, 5, 0.4, 24
+SIZES = dict(vocab_size=WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, max_position_embeddings=64, initializer_range=0.3)
 TRAINING = (f"--seq-length {LENGTH} --micro-batch-size 4 --global-batch-size 8 --train-iters {STEPS} --lr 2e-3 "
             "--min-lr 1e-4 --lr-decay-style cosine --weight-decay 0.01 --clip-grad 1 " + megashard.RUN)
 
@@ -38,10 +41,7 @@ def pairs(folder):
     """A model, and chosen and rejected answers in turn with a reference's log-probabilities, as a set of
     conversations. Returns tokens, masks and log-probabilities of each answer."""
     torch.manual_seed(1)
-    Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-        initializer_range=0.3)).save_pretrained(folder / "model")
+    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(folder / "model")
     (folder / "fsdp2.yaml").write_text(megashard.LAYERS)
     rows = []
     for _ in range(PAIRS):
@@ -56,12 +56,12 @@ def pairs(folder):
 
 
 @contextlib.contextmanager
-def serving(folder, *flags, ranks=1, sharing=1, expect=0, stops=True):
+def serving(folder, *flags, ranks=1, sharing=1, expect=0, stops=True, model="model"):
     """The clients of a server, which must end with that exit code after the block; then also what it has printed.
     stops: False if the block has a client of its own, and stops the server."""
     socket = folder / "socket"
     command = megashard.launch(ranks, "serve", socket, *megashard.with_defaults(flags, TRAINING), "--hf-model",
-                               folder / "model", "--fsdp2-config-path", folder / "fsdp2.yaml")
+                               folder / model, "--fsdp2-config-path", folder / "fsdp2.yaml")
     process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                stdin=subprocess.DEVNULL, text=True, env=megashard.environment())
     clients = []
@@ -120,7 +120,8 @@ def trained_by_dpo(clients, pairs, at_once=False):
     return seen
 
 
-@pytest.mark.parametrize("ranks, sharing, more", [(1, 1, ""), (2, 1, ""), (2, 2, "--context-parallel-size 2")])
+@pytest.mark.parametrize("ranks, sharing, more", [(1, 1, ""), (2, 1, ""), (2, 2, "--context-parallel-size 2"),
+                                                 (2, 1, "--device sim")])
 def test_trains_as_the_objective_dpo(folder, pairs, ranks, sharing, more):
     steps, _ = megashard.pretrain(
         folder, "--hf-model", folder / "model", "--data-path", folder / "pairs", "--split", "1,0,0",
@@ -176,7 +177,7 @@ def test_saves_and_loads(folder, pairs):
     """A step after a load is that after the save; the weights are transformers'."""
     tokens, lengths = server.flat([pairs[0][0], pairs[1][0]])
     weights = np.ones(len(tokens), np.float32)
-    with serving(folder, ranks=2) as clients:
+    with serving(folder, "--publish-weights", folder / "published", ranks=2) as clients:
         def step(client, _=0):
             before = client.forward_backward(tokens, lengths, weights)["log_probs"]
             return before, client.step()["grad_norm"]
@@ -188,11 +189,61 @@ def test_saves_and_loads(folder, pairs):
         second = on_all(clients, step)[0]
         np.testing.assert_array_equal(first[0], second[0])
         assert first[1] == second[1]
-        now = clients and on_all(clients, lambda client, _: client.forward(tokens, lengths))[0]["log_probs"]
+        now = on_all(clients, lambda client, _: client.forward(tokens, lengths))[0]["log_probs"]
     model = Qwen3ForCausalLM.from_pretrained(folder / "out").float()
     every = model(torch.tensor([pairs[0][0]])).logits[0, :-1].log_softmax(-1)
     theirs = every.gather(1, torch.tensor(pairs[0][0][1:])[:, None])[:, 0].detach()
     np.testing.assert_allclose(now[:len(theirs)], theirs, atol=2e-5)
+    assert (folder / "published" / "step_2" / "STABLE").exists()
+
+
+def test_adapters_are_left_out_for_the_base(folder, pairs):
+    tokens, lengths = server.flat([pairs[0][0], pairs[1][0]])
+    with serving(folder, "--lora-r", 2, "--lora-target-modules", "all-linear") as (client,):
+        first = client.forward(tokens, lengths)["log_probs"]
+        for _ in range(2):
+            client.forward_backward(tokens, lengths, np.ones(len(tokens)))
+            client.step(lr=0.01)
+        assert np.abs(client.forward(tokens, lengths)["log_probs"] - first).max() > 1e-3
+        np.testing.assert_array_equal(client.forward(tokens, lengths, base=True)["log_probs"], first)
+        client.save_weights(folder / "adapter", adapters=True)
+    assert (folder / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_values_of_a_score_head(folder, pairs):
+    rows = [pairs[i][0] for i in range(3)]
+    tokens, lengths = server.flat(rows)
+    model = Qwen3ForSequenceClassification(Qwen3Config(**SIZES, num_labels=1)).float()
+    model.save_pretrained(folder / "critic")
+    weights = torch.randn(len(tokens), generator=torch.Generator().manual_seed(2))
+    values = [model.score(model.model(torch.tensor([row[:-1]])).last_hidden_state)[0, :, 0] for row in rows]
+    sum((each * part[:-1]).sum() for each, part in zip(values, weights.split(lengths.tolist()))).backward()
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9))
+    with serving(folder, model="critic") as (client,):
+        found = client.forward(tokens, lengths, keep=True)["values"]
+        client.backward(value_weights=weights)
+        assert client.step()["grad_norm"] == pytest.approx(norm, rel=2e-5)
+    for each, part in zip(values, np.split(found, lengths.cumsum()[:-1])):
+        np.testing.assert_allclose(part, [*each.tolist(), 0], atol=2e-5)
+
+
+def test_terms_of_the_model_are_added(folder, pairs):
+    """The balance of a router's experts, as in a training on the next token."""
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        **SIZES, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, output_router_logits=True,
+        router_aux_loss_coef=0.5)).save_pretrained(folder / "experts")
+    steps, _ = megashard.pretrain(
+        folder, "--hf-model", folder / "experts", "--data-path", folder / "pairs", "--split", "1,0,0", "--train-iters",
+        2, "--no-shuffle-conversations", "--peak-tflops", 1, "--log-interval", 1, defaults=TRAINING)
+    with serving(folder, "--train-iters", 2, model="experts") as (client,):
+        for step in steps:
+            for part in range(2):
+                rows = [pairs[8 * (step["step"] - 1) + 4 * part + i] for i in range(4)]
+                tokens, lengths = server.flat([row[0] for row in rows])
+                counted = torch.cat([torch.cat([mask, torch.zeros(1)]) for _, mask, _ in rows])
+                found = client.forward_backward(tokens, lengths, -counted / counted.sum() / 2, aux=0.5)
+                assert found["aux.load_balancing_loss"] > 0
+            assert client.step()["grad_norm"] == pytest.approx(step["grad_norm"], rel=1e-5)
 
 
 WRONG = {
