@@ -128,7 +128,8 @@ def train(model, folder):
     found = {"steps": steps, "again": torch.equal(before.values(), after.values())}
     if rank == 0:
         network, found["twin"] = twin(model, loss)
-        found["weights"] = max(float((weights[name] - each.detach()).abs().max()) for name, each in network.named_parameters())
+        found["weights"] = max(float((weights[name] - each.detach()).abs().max())
+                               for name, each in network.named_parameters())
     dist.barrier()
     ours.engine.server.stop()
     critic = worker(model, "value_model")
