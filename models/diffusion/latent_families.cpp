@@ -11,7 +11,9 @@ namespace megashard {
 const std::vector<LatentFamily>& latent_families() {
   static const std::vector<LatentFamily> families{
       {"WanTransformer3DModel", [](const HfConfig& config) { return make_wan(wan_config(config)); }},
+      {"WanVACETransformer3DModel", [](const HfConfig& config) { return make_wan(wan_config(config)); }},
       {"WanModel", [](const HfConfig& config) { return make_wan(original_wan_config(config)); }},
+      {"VaceWanModel", [](const HfConfig& config) { return make_wan(original_wan_config(config)); }},
   };
   return families;
 }

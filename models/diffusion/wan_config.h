@@ -9,7 +9,7 @@
 
 namespace megashard {
 
-/// diffusers' WanTransformer3DModel.
+/// diffusers' WanTransformer3DModel, and with control layers WanVACETransformer3DModel.
 struct WanConfig {
   bool has_original_files = false;  ///< whose names are those of Wan's own code
   std::array<int64_t, 3> patch{1, 2, 2};
@@ -23,8 +23,10 @@ struct WanConfig {
   int64_t num_layers = 40;
   bool cross_attn_norm = true;
   double eps = 1e-6;
-  int64_t image_dim = 0;        ///< of kImageFeatures; 0: the model takes none
-  int64_t image_positions = 0;  ///< learned positions of image features (pos_embed_seq_len); 0: none
+  int64_t image_dim = 0;                  ///< of kImageFeatures; 0: the model takes none
+  int64_t image_positions = 0;            ///< learned positions of image features (pos_embed_seq_len); 0: none
+  std::vector<int64_t> control_layers{};  ///< take what the control blocks make, one each (vace_layers); empty: none
+  int64_t control_channels = 0;           ///< of kControls (vace_in_channels)
 
   int64_t width() const { return num_heads * head_dim; }
   int64_t box() const { return patch[0] * patch[1] * patch[2]; }

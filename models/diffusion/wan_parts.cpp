@@ -125,6 +125,18 @@ at::Tensor WanTransformerBlock::forward(const at::Tensor& hidden, const WanPass&
   return gated_sum(x, ffn_->forward(normed(x, 3)), changes[5], pass.clean);
 }
 
+WanControlBlock::WanControlBlock(const WanConfig& config, bool is_first) : WanTransformerBlock(config) {
+  // They begin with zeros, as in VACE's own training.
+  const Linear::Options options{.in = config.width(), .out = config.width(), .bias = true, .init_scale = 0};
+  if (is_first) proj_in_ = register_module("proj_in", std::make_shared<Hooked<Linear>>(options));
+  proj_out_ = register_module("proj_out", std::make_shared<Hooked<Linear>>(options));
+}
+
+ControlStates WanControlBlock::forward(const at::Tensor& control, const at::Tensor& hidden, const WanPass& pass) {
+  const auto states = WanTransformerBlock::forward(proj_in_ ? proj_in_->forward(control) + hidden : control, pass);
+  return {states, proj_out_->forward(states)};
+}
+
 void WanTransformerBlock::init_own_weights(const WeightInit& init) { init_table(scale_shift_table_, init); }
 
 }  // namespace megashard

@@ -104,6 +104,7 @@ class WanTransformerBlock : public torch::nn::Module, public SelfInitializing {
 
   at::Tensor forward(const at::Tensor& hidden, const WanPass& pass);  // [B, T, C]
   void init_own_weights(const WeightInit& init) override;
+  std::string class_name() const { return "WanTransformerBlock"; }
 
  private:
   double eps_;
@@ -111,6 +112,30 @@ class WanTransformerBlock : public torch::nn::Module, public SelfInitializing {
   std::shared_ptr<Hooked<Fp32LayerNorm>> norm2_;  // null: none
   std::shared_ptr<Hooked<FeedForward>> ffn_;
   at::Tensor scale_shift_table_;  // [1, 6, C]
+};
+
+/// Control states [B, T, C] behind a block, and what it adds to the hidden states of its layer.
+struct ControlStates {
+  at::Tensor states, addend;
+
+  template <class F>
+  void visit_tensors(F&& f) {
+    f(states);
+    f(addend);
+  }
+};
+
+/// A block over VACE's control states, with proj_out, and the first one with proj_in.
+class WanControlBlock : public WanTransformerBlock {
+ public:
+  WanControlBlock(const WanConfig& config, bool is_first);
+
+  /// hidden [B, T, C]: the model's patches.
+  ControlStates forward(const at::Tensor& control, const at::Tensor& hidden, const WanPass& pass);
+  std::string class_name() const { return "WanVACETransformerBlock"; }
+
+ private:
+  std::shared_ptr<Hooked<Linear>> proj_in_, proj_out_;  // proj_in_: null if it is not the first
 };
 
 /// N(0, 1 / C) for a table [1, n, C].
