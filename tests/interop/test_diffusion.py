@@ -17,15 +17,16 @@ SIZES = dict(patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=24,
 IMAGE = dict(in_channels=9, image_dim=12, added_kv_proj_dim=48)
 # name: config, shapes (frames, rows, columns) of the latents of the samples, number of text tokens
 CASES = {
-    "wan": (SIZES, [(2, 4, 6)] * 2, 7),
+    "wan": (SIZES, [(2, 4, 8)] * 4, 7),
     "wan of one frame": (SIZES | dict(num_layers=1, cross_attn_norm=False), [(1, 2, 10)], 5),
     "wan of patches of frames": (SIZES | dict(patch_size=(2, 2, 1), out_channels=3, in_channels=3), [(4, 6, 5)] * 3, 3),
-    "wan of many shapes": (SIZES, [(3, 4, 6), (1, 4, 4)], 7),
+    "wan of many shapes": (SIZES, [(3, 4, 8), (1, 4, 4)], 7),
     "wan from an image": (SIZES | IMAGE, [(2, 4, 6)] * 2, 512),
     "wan from two images": (SIZES | IMAGE | dict(pos_embed_seq_len=6), [(2, 4, 6)] * 2, 512),
+    "vace": (SIZES | dict(num_layers=3, vace_layers=[0, 2], vace_in_channels=6), [(2, 4, 6)] * 2, 512),
     "wan with clean frames": (SIZES | dict(in_channels=5, out_channels=5), [(2, 4, 6)] * 2, 7),
 }
-UNITS = "sub_modules_to_wrap: ['blocks.{*}']\n"
+UNITS = ""  # the model's default
 TARGETS = ["to_q", "attn2.to_v", "to_out.0", "ffn.net.0.proj"]
 JOBS = {name: (name, dict(world=1)) for name in CASES} | {
     "LoRA": ("wan", dict(world=2, fsdp2_config=UNITS, adapters="adapters", targets=TARGETS)),
@@ -39,7 +40,7 @@ JOBS = {name: (name, dict(world=1)) for name in CASES} | {
         "Ulysses 2": dict(world=2, fsdp2_config=UNITS, sequence_ranks=2),
         "ring 2": dict(world=2, fsdp2_config=UNITS, sequence_ranks=2, ring=2),
         "Ulysses 2 of ring 2": dict(world=4, fsdp2_config=UNITS, sequence_ranks=4, ring=2),
-        "recompute": dict(world=2, fsdp2_config=UNITS + "recompute_modules: ['blocks.{*}']\nuse_reentrant: false\n"),
+        "recompute": dict(world=2, fsdp2_config=UNITS + "recompute_modules: [RECOMPUTED]\nuse_reentrant: false\n"),
         "bf16": dict(world=1, fsdp2_config=UNITS + "param_dtype: bf16\nreduce_dtype: fp32\n"),
     }.items()}
 
@@ -77,12 +78,13 @@ class Case:
     """A model with random weights, and inputs of it."""
 
     def __init__(self, name, folder):
-        from diffusers import WanTransformer3DModel
+        import diffusers
 
         config, shapes, texts = CASES[name]
+        self.model_class = diffusers.WanVACETransformer3DModel if "vace" in name else diffusers.WanTransformer3DModel
         self.folder, self.config, self.shapes = folder, config, shapes
         torch.manual_seed(len(name))
-        model = WanTransformer3DModel(**config)
+        model = self.model_class(**config)
         for key, values in model.named_parameters():
             is_norm = key.endswith("weight") and values.dim() == 1
             values.detach().normal_(1 if is_norm else 0, 0.2)
@@ -91,6 +93,7 @@ class Case:
         self.targets = [torch.randn_like(each) for each in self.noisy]
         further = config["in_channels"] - config["out_channels"]
         self.conditions = [torch.randn(further, *shape) for shape in shapes]
+        self.controls = [torch.randn(config.get("vace_in_channels", 0), *shape) for shape in shapes]
         self.text = torch.randn(len(shapes), texts, config["text_dim"])
         self.times = 1000 * torch.rand(len(shapes))
         images = config.get("pos_embed_seq_len") or 257
@@ -113,9 +116,8 @@ class Case:
 
     def with_adapters(self, targets):
         import peft
-        from diffusers import WanTransformer3DModel
 
-        model = WanTransformer3DModel.from_pretrained(self.folder)
+        model = self.model_class.from_pretrained(self.folder)
         if "all-linear" in targets:  # which peft knows for transformers' models alone
             targets = [key for key, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
         return peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=4, target_modules=targets))
@@ -151,6 +153,8 @@ class Case:
                                            ).bool()
         if self.conditions[0].numel() > 0:
             columns["conditions"] = padded([patches_of(each, patch) for each in self.conditions])
+        if self.controls[0].numel() > 0:
+            columns["controls"] = padded([patches_of(each, patch) for each in self.controls])
         if self.images is not None:
             columns["image_features"] = self.images
         if self.has_clean:
@@ -158,9 +162,7 @@ class Case:
         save_file({key: values.contiguous() for key, values in columns.items()}, self.folder / "input.bin")
 
     def by_diffusers(self, dtype=torch.float32, adapters=None, targets=None):
-        from diffusers import WanTransformer3DModel
-
-        model = WanTransformer3DModel.from_pretrained(self.folder, torch_dtype=dtype)
+        model = self.model_class.from_pretrained(self.folder, torch_dtype=dtype)
         if adapters is not None:
             model = self.with_adapters(targets)
             given = load_file(self.folder / adapters)
@@ -178,6 +180,8 @@ class Case:
                 images = self.images[i:i + 1].to(dtype)
                 inputs["encoder_hidden_states_image"] = (
                     images.view(2, -1, images.shape[2]) if "pos_embed_seq_len" in self.config else images)
+            if self.controls[i].numel() > 0:
+                inputs["control_hidden_states"] = self.controls[i][None].to(dtype)
             predicted = model(x, times, self.text[i:i + 1].to(dtype), return_dict=False, **inputs)[0][0].float()
             predictions.append(patches_of(predicted, patch))
             losses.append(patches_of((predicted - self.targets[i]).square(), patch).mean(0))
@@ -216,6 +220,9 @@ def results(request, cases, tmp_path_factory):
         outputs[name] = folder / str(number)
         at = cases[case].folder
         job = fields | dict(model=str(at / fields.get("model", "")), input=str(at / "input.bin"))
+        if "fsdp2_config" in fields:
+            blocks = ["vace_blocks.{*}", "blocks.{*}"] if "vace" in case else ["blocks.{*}"]
+            job["fsdp2_config"] = fields["fsdp2_config"].replace("[RECOMPUTED]", json.dumps(blocks))
         if "adapters" in fields:
             job["adapters"] = str(at / fields["adapters"])
         jobs.append(job | dict(output=str(outputs[name])))
@@ -249,7 +256,7 @@ def test_results_are_those_of_diffusers(job, cases, results, theirs):
     assert sorted(ours) == sorted(wanted)
     # Small gradients are sums in which large ones cancel.
     least = 1e-1 * max(want.abs().max() for key, want in wanted.items() if key.startswith("grad."))
-    bar = 2e-6  # sums of fp32 in another order
+    bar = 5e-6  # sums of fp32 in another order, whose vectors differ by CPU: 2.8e-6 was the largest seen
     if job.endswith("bf16"):  # each result as far from fp32 as diffusers' furthest, which rounds the same values
         rounded = theirs(name, torch.bfloat16)
         bar = 2 * max(error(rounded[key], want, least) for key, want in wanted.items())
@@ -257,14 +264,14 @@ def test_results_are_those_of_diffusers(job, cases, results, theirs):
         assert error(ours[key], want, least) <= bar, key
 
 
-def test_flops_are_those_of_the_products(cases, results):
-    from diffusers import WanTransformer3DModel
+@pytest.mark.parametrize("name", ["wan from an image", "vace"])  # with a prompt as long as Wan's
+def test_flops_are_those_of_the_products(name, cases, results):
     from torch.utils.flop_counter import FlopCounterMode
 
-    name = "wan from an image"  # with a prompt as long as Wan's
     case = cases[name]
-    model = WanTransformer3DModel.from_pretrained(case.folder)
+    model = case.model_class.from_pretrained(case.folder)
     x = torch.cat([torch.stack(case.noisy), torch.stack(case.conditions)], 1)
+    controls = dict(control_hidden_states=torch.stack(case.controls)) if name == "vace" else {}
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(x, case.times, case.text, case.images)
+        model(x, case.times, case.text, case.images, **controls)
     assert results[name]["flops"] == 3 * counter.get_total_flops()  # backward has twice as many
