@@ -120,14 +120,15 @@ def trained_by_dpo(clients, pairs, at_once=False):
     return seen
 
 
-@pytest.mark.parametrize("ranks, sharing, more", [(1, 1, ""), (2, 1, ""), (2, 2, "--context-parallel-size 2"),
-                                                 (2, 1, "--device sim")])
-def test_trains_as_the_objective_dpo(folder, pairs, ranks, sharing, more):
+@pytest.mark.parametrize("ranks, sharing, more, ways", [
+    (1, 1, "", [False, True]), (2, 1, "", [False]), (2, 2, "--context-parallel-size 2", [True]),
+    (2, 2, "--tensor-model-parallel-size 2", [False]), (2, 1, "--device sim", [True])])
+def test_trains_as_the_objective_dpo(folder, pairs, ranks, sharing, more, ways):
     steps, _ = megashard.pretrain(
         folder, "--hf-model", folder / "model", "--data-path", folder / "pairs", "--split", "1,0,0",
         "--no-shuffle-conversations", "--objective", "dpo", "--dpo-beta", BETA, "--peak-tflops", 1, "--log-interval", 1,
         "--loss-by-weights", *more.split(), ranks=ranks, defaults=TRAINING)
-    for at_once in (False, True):
+    for at_once in ways:
         with serving(folder, *more.split(), ranks=ranks, sharing=sharing) as clients:
             served = trained_by_dpo(clients, pairs, at_once)
         for ours, theirs in zip(served, steps, strict=True):
