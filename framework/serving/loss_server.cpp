@@ -30,7 +30,7 @@ std::string exact_text(double number) { return c10::str(std::setprecision(17), n
 
 Message refusal(const std::string& why) { return {.fields = {{"error", why}}, .tensors = {}}; }
 
-/// What clients must agree on.
+/// Returns the part of a request that all clients must have alike.
 std::string summary_of(const Message& request) {
   std::string text = request.word(kCommand);
   for (const auto& [name, word] : request.fields) {
@@ -40,7 +40,7 @@ std::string summary_of(const Message& request) {
   return text;
 }
 
-/// Why the ranks do not carry out their requests; empty if they do. Ranks that do not listen have no words.
+/// Returns why the ranks do not carry out their requests; empty if they do. Ranks that do not listen have no words.
 std::string refusal_of(const std::vector<std::string>& of_ranks) {
   std::optional<size_t> first;
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
@@ -70,7 +70,7 @@ LossServer::LossServer(LossServerOptions options, ServedModel& model, TrainingSt
       world_(std::move(world)),
       sharing_(std::move(sharing)) {
   all_or_rethrow(world_, [this] {
-    if (sharing_->rank() != 0) return;
+    if (rank_in(sharing_) != 0) return;
     socket_ =
         std::make_unique<MessageSocket>(c10::str(options_.socket, ".", options_.data_parallel_rank), options_.timeout);
   });
@@ -118,7 +118,7 @@ std::string LossServer::summary_or_refusal() const {
 }
 
 void LossServer::share_request() {
-  if (sharing_->size() == 1) return;
+  if (size_in(sharing_) == 1) return;
   const auto on_device = at::TensorOptions(sharing_->device());
   at::Tensor size = at::empty({1}, on_device.dtype(at::kLong)).fill_(static_cast<int64_t>(bytes_.size()));
   sharing_->broadcast(size, 0).wait();
@@ -133,14 +133,19 @@ void LossServer::share_request() {
 }
 
 void LossServer::run() {
-  const TrainingRun run{model_.model(), *state_.optimizer,       world_, state_.device, state_.progress.step,
-                        options_.print, ArgumentView(arguments_)};
+  const TrainingRun run{.model = model_.model(),
+                        .optimizer = *state_.optimizer,
+                        .world = world_,
+                        .device = state_.device,
+                        .step = state_.progress.step,
+                        .print = options_.print,
+                        .arguments = ArgumentView(arguments_)};
   for (const auto& each : options_.listeners) each->training_starts(run);
-  options_.print(c10::str("serving at ", options_.socket, ".0",
-                          options_.data_parallel_size == 1
-                              ? std::string()
-                              : c10::str(" to ", options_.socket, ".", options_.data_parallel_size - 1)));
+  std::string where = options_.socket + ".0";
+  if (options_.data_parallel_size > 1) where += c10::str(" to ", options_.socket, ".", options_.data_parallel_size - 1);
+  options_.print("serving at " + where);
   for (std::string command; command != kStop;) {
+    enter_phase("wait for clients after step", state_.progress.step);
     const auto of_ranks = gather_or_throw(world_, [this] { return listens() ? exchange() : std::string(); });
     if (std::ranges::any_of(of_ranks, [](const std::string& words) { return words.starts_with(kWaits); })) continue;
     found_.clear();
@@ -153,7 +158,6 @@ void LossServer::run() {
     command = request_.word(kCommand);
     enter_phase("training step", state_.progress.step + 1);
     reply_ = carry_out(command);
-    enter_phase("wait for clients after step", state_.progress.step);
   }
   all_or_throw(world_, [this] {
     if (listens()) socket_->send(encode_message(reply_));

@@ -19,15 +19,15 @@
 
 namespace megashard {
 
-/// A model whose loss another process computes: it gets log-probabilities, and gives the loss's gradient by them. The
-/// gradient of a step is the mean over the ranks with different data of the sums of their forwards. Requests and
-/// replies: docs/serving_losses.md. check() is of one rank; all others are collective, and every rank carries out the
-/// same requests, those that share data with the same message.
+/// A model whose loss another process computes: that process gets log-probabilities, and gives the loss's gradient by
+/// them. A step's gradient is the mean, over the ranks with different data, of each rank's sum over its forwards.
+/// docs/serving_losses.md describes requests and replies. All functions but check() are collective: every rank carries
+/// out the same requests, and ranks that share data get the same message.
 class ServedModel {
  public:
   struct Options {
     ServedRowsOptions rows{};
-    TrainStepOptions step{};     ///< its clipping, its scaler and the ranks that share sequences
+    TrainStepOptions step{};     ///< clipping, loss scaler, and the ranks that share sequences; the rest is unused
     ProcessGroupPtr sharding{};  ///< ParallelGroups::sharding
     c10::Device device = c10::kCPU;
   };
@@ -36,9 +36,9 @@ class ServedModel {
   MultiModalModule& model() const { return model_; }
   /// Throws c10::ValueError for a request of forward(), backward() or step that cannot be carried out.
   void check(const Message& request) const;
-  /// The command forward, or forward_backward if the request has weights.
+  /// Carries out forward, or forward_backward if the request has weights.
   Message forward(const Message& request);
-  /// The command backward, of the forward before, which has kept its graph.
+  /// Carries out backward, through the forward before it, which has kept its graph.
   Message backward(const Message& request);
   /// Clips the gradients for update(), which steps by them, and then clears them.
   DeviceStats clip();
@@ -46,7 +46,7 @@ class ServedModel {
   void zero_grad();
 
  private:
-  /// Gradients of a loss by the numbers of a forward, as columns of whole sequences; undefined where it has none.
+  /// Holds the loss's gradients by the numbers of a forward, as columns of whole sequences; undefined: it has none.
   struct Weights {
     at::Tensor log_probs, values, entropies;
     double aux = 1;
@@ -59,15 +59,17 @@ class ServedModel {
   };
 
   Weights weights_of(const Message& request, const ServedRows& rows) const;
+  /// Runs backward, which adds to the gradients.
   void accumulate(const Forward& forward, const Weights& weights);
-  /// A column on the device, times what FSDP's average over the ranks of a sequence and the loss scale ask for.
+  /// Moves a column to the device, and multiplies it by the loss scale and by the ranks of a sequence, over which FSDP
+  /// averages.
   at::Tensor scaled(const at::Tensor& weights, const SequenceShard& sequence) const;
   Message reply_of(const Forward& forward) const;
 
   MultiModalModule& model_;
   Optimizer& optimizer_;
   Options options_;
-  std::unique_ptr<Objective> objective_;  // TrainStep's; computes nothing here
+  std::unique_ptr<Objective> objective_;  // step_ needs one, and does not use it
   TrainStep step_;
   std::vector<HasAdapters*> adapters_;
   std::vector<at::Tensor> replicated_;  // parameters that fully_shard does not reduce

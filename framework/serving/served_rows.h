@@ -33,12 +33,13 @@ class ServedRows {
   at::Tensor of_tokens(const at::Tensor& in_batch) const;
 
  private:
+  /// Writes values[from], or values, to the places of the inputs; 0 elsewhere.
   at::Tensor placed(const at::Tensor& values, const at::Tensor& from) const;
 
   at::Tensor tokens_, temperatures_;
-  at::Tensor inputs_;     // [inputs]: their numbers among the tokens
-  at::Tensor places_;     // [inputs]: their places in the batch
-  at::Tensor positions_;  // [inputs]: of each in its sequence; undefined: rows are sequences
+  at::Tensor inputs_;     // [inputs]: numbers of the tokens that are inputs
+  at::Tensor places_;     // [inputs]: place of each in the flattened batch
+  at::Tensor positions_;  // [inputs]: position of each in its sequence; undefined: a row is one sequence
   at::Tensor documents_;  // Batch::document_lengths
   int64_t rows_ = 0, length_ = 0;
 };

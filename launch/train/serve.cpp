@@ -43,18 +43,19 @@ const Program& serve_program() {
   return program;
 }
 
-/// Options by which the run would compute a loss of its own. --objective value is for a model with the head `score`.
+/// Refuses options by which the run would compute a loss of its own. --objective value gives the model the head
+/// `score`.
 void refuse_losses(CommandLine& line) {
-  for (const auto& [name, flag] : {std::pair{"objective", "--objective"},
-                                   {"rollouts", "--rollouts"},
-                                   {"ref_model", "--ref-model"},
-                                   {"loss_by_weights", "--loss-by-weights"},
-                                   {"calculate_per_token_loss", "--calculate-per-token-loss"}}) {
-    const bool chooses_head = std::string(name) == "objective" && line.arguments.objective == "value";
-    line.mistakes.require(chooses_head || !line.arguments.is_given(name),
-                          std::string(flag) + " is for pretrain; with serve the client computes the loss, so leave it "
-                                              "out.");
-  }
+  const Arguments& arguments = line.arguments;
+  const auto refuse = [&](const char* name, const std::string& flag) {
+    line.mistakes.require(!arguments.is_given(name),
+                          flag + " is for pretrain; with serve the client computes the loss, so leave it out.");
+  };
+  if (arguments.objective != "value") refuse("objective", "--objective");
+  refuse("rollouts", "--rollouts");
+  refuse("ref_model", "--ref-model");
+  refuse("loss_by_weights", "--loss-by-weights");
+  refuse("calculate_per_token_loss", "--calculate-per-token-loss");
 }
 
 NamedTensors parameters_of(const torch::nn::Module& model) {
@@ -63,11 +64,12 @@ NamedTensors parameters_of(const torch::nn::Module& model) {
   return named;
 }
 
-/// The ranks that share this one's data: of a tensor parallel and of a context parallel group.
+/// Returns the `size` neighbours that share this rank's data; null: it shares with none. Collective.
 ProcessGroupPtr ranks_with_same_data(const ProcessGroupPtr& world, int size) {
+  if (size == 1) return nullptr;
   std::vector<int> members(static_cast<size_t>(size));
   std::iota(members.begin(), members.end(), world->rank() / size * size);
-  return world->size() == 1 ? world : world->split(members, "serving");
+  return world->split(members, "serving");
 }
 
 void serve(const RunPlan& plan, const std::string& socket, const ProcessGroupPtr& world, const DiagnosticSink& sink) {
