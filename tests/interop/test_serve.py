@@ -191,6 +191,9 @@ def test_saves_and_loads(folder, pairs):
         np.testing.assert_array_equal(first[0], second[0])
         assert first[1] == second[1]
         now = on_all(clients, lambda client, _: client.forward(tokens, lengths))[0]["log_probs"]
+    with serving(folder, "--load", folder / "kept") as (client,):
+        assert client.step_number == 1
+        np.testing.assert_allclose(step(client)[0], first[0], atol=1e-5)
     model = Qwen3ForCausalLM.from_pretrained(folder / "out").float()
     every = model(torch.tensor([pairs[0][0]])).logits[0, :-1].log_softmax(-1)
     theirs = every.gather(1, torch.tensor(pairs[0][0][1:])[:, None])[:, 0].detach()
@@ -311,6 +314,8 @@ def test_a_broken_client_ends_all_ranks(folder, pairs, message):
     with serving(folder, ranks=2, expect=megashard.FAILURE) as clients:
         clients[1]._socket.sendall(BREAKS[message])
         clients[1].close()
+        with pytest.raises(server.MegashardError, match="has ended"):
+            clients[0].zero_grad()
     said = [line for line in clients[-1].splitlines() if message in line]
     assert said and "rank 1" in said[0] and f"{folder}/socket.1" in said[0]
 
