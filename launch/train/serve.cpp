@@ -1,5 +1,7 @@
-#include <algorithm>
+#include <unistd.h>
+
 #include <chrono>
+#include <csignal>
 #include <iostream>
 #include <memory>
 #include <numeric>
@@ -26,6 +28,21 @@ namespace megashard {
 namespace {
 
 constexpr RunParts kServing = {.data = false, .serves = true};
+
+std::string socket_of_rank;  // used by the signal handler
+
+void remove_socket(int signal) {
+  unlink(socket_of_rank.c_str());
+  _exit(128 + signal);
+}
+
+/// Makes Ctrl-C and SIGTERM end this process at once, without leaving the socket behind.
+void remove_socket_at_signals(const std::string& path) {
+  socket_of_rank = path;
+  for (const int each : {SIGINT, SIGTERM}) {
+    if (std::signal(each, remove_socket) == SIG_IGN) std::signal(each, SIG_IGN);  // nohup
+  }
+}
 
 const Program& serve_program() {
   static const Program program = {
@@ -119,6 +136,7 @@ void serve(const RunPlan& plan, const std::string& socket, const ProcessGroupPtr
                             .print = print};
   if (arguments.publish_weights) options.listeners.push_back(publish_weights(model, arguments, world));
   LossServer server(std::move(options), served, state, arguments, world, ranks_with_same_data(world, sharing));
+  if (world->rank() % sharing == 0) remove_socket_at_signals(socket + "." + std::to_string(world->rank() / sharing));
   server.run();
   world->barrier();
   log_findings(session.device, sink);

@@ -2,6 +2,7 @@
 import concurrent.futures
 import contextlib
 import importlib.util
+import signal
 import socket
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def serving(folder, *flags, ranks=1, sharing=1, expect=0, stops=True, model="mod
     clients = []
     try:
         clients += [server.Client(socket, rank, timeout=60) for rank in range(ranks // sharing if stops else 0)]
+        for client in clients:
+            client.server = process
         yield clients
         if expect == 0 and stops:
             on_all(clients, lambda client, rank: client.stop())
@@ -331,6 +334,8 @@ def test_sockets_that_are_taken(folder, pairs):
     assert (folder / "socket.0").exists()
     with serving(folder):
         assert (folder / "socket.0").stat().st_mode & 0o777 == 0o600
+    with serving(folder, expect=128 + signal.SIGINT) as (client,):
+        client.server.send_signal(signal.SIGINT)
     for words, message in [
             (["--hf-model", "x"], "serve: the path of the socket comes first"),
             ([folder / "pairs.vision.safetensors" / "a", *flags], "is no folder"),
