@@ -25,8 +25,9 @@ uint64_t seed_of(int64_t seed, int64_t index, uint64_t purpose) {
 }
 constexpr uint64_t kForNoise = 0, kForCaption = 1;
 
-/// Runs of one shape, shuffled. Leaves in `waiting` what fills no run.
-void add_epoch(std::map<std::array<int64_t, 4>, std::vector<int64_t>>& waiting, int64_t run, NumpyRandomState& random,
+/// Adds runs of one shape, shuffled by `random`; null: in the order of their first samples. Leaves in `waiting` what
+/// fills no run.
+void add_epoch(std::map<std::array<int64_t, 4>, std::vector<int64_t>>& waiting, int64_t run, NumpyRandomState* random,
                std::vector<int64_t>& order) {
   std::vector<std::vector<int64_t>> runs;
   for (auto& [shape, samples] : waiting) {
@@ -37,7 +38,11 @@ void add_epoch(std::map<std::array<int64_t, 4>, std::vector<int64_t>>& waiting, 
     }
     samples.erase(samples.begin(), samples.begin() + static_cast<int64_t>(taken));
   }
-  random.shuffle(std::span(runs));
+  if (random == nullptr) {
+    std::ranges::sort(runs);
+  } else {
+    random->shuffle(std::span(runs));
+  }
   for (const auto& each : runs) order.insert(order.end(), each.begin(), each.end());
 }
 
@@ -66,6 +71,16 @@ at::Tensor patches_of_video(const at::Tensor& video, const std::array<int64_t, 3
       .reshape({sizes[0] * frames * rows * columns, -1});
 }
 
+at::Tensor video_of_patches(const at::Tensor& patches, const std::vector<int64_t>& sizes,
+                            const std::array<int64_t, 3>& patch) {
+  std::array<int64_t, 3> grid{};
+  for (size_t i = 0; i < grid.size(); ++i) grid[i] = sizes[i] / patch[i];
+  return patches.narrow(1, 0, grid[0] * grid[1] * grid[2])
+      .reshape({-1, patch[0], patch[1], patch[2], grid[0], grid[1], grid[2]})
+      .permute({0, 4, 1, 5, 2, 6, 3})
+      .reshape({-1, sizes[0], sizes[1], sizes[2]});
+}
+
 LatentDataset::LatentDataset(std::shared_ptr<const LatentSet> set, const SplitOptions& split,
                              const LatentOptions& options)
     : set_(std::move(set)), options_(options), first_(split.first), last_(split.last), seed_(split.seed) {
@@ -81,9 +96,9 @@ LatentDataset::LatentDataset(std::shared_ptr<const LatentSet> set, const SplitOp
   std::map<std::array<int64_t, 4>, std::vector<int64_t>> waiting;
   while (size() < asked) {
     std::iota(epoch.begin(), epoch.end(), first_);
-    random.shuffle(std::span<int64_t>(epoch));
+    if (split.shuffles) random.shuffle(std::span<int64_t>(epoch));
     for (const int64_t sample : epoch) waiting[set_->shape(sample)].push_back(sample);
-    add_epoch(waiting, split.num_samples ? options_.run : 1, random, order_);
+    add_epoch(waiting, split.num_samples ? options_.run : 1, split.shuffles ? &random : nullptr, order_);
   }
   order_.resize(static_cast<size_t>(asked));
 }

@@ -16,9 +16,9 @@ struct LatentOptions {
   double caption_dropout = 0.0;  ///< share of the samples that get the empty prompt
 };
 
-/// Samples of a LatentSet, epoch after epoch. In each epoch samples are shuffled and put into runs of one shape
-/// (buckets), so that all ranks compute the same; what fills no run waits for the next epoch. A sample has the patches
-/// of its latents in the order frame, row, column; a batch is as long as its longest sample, rounded up to
+/// Samples of a LatentSet, epoch after epoch. In each epoch samples are shuffled, if asked for, and put into runs of
+/// one shape (buckets), so that all ranks compute the same; what fills no run waits for the next epoch. A sample has
+/// the patches of its latents in the order frame, row, column; a batch is as long as its longest sample, rounded up to
 /// length_multiple. Its columns are those of models of latents: latents without noise, loss_mask, noise_seeds,
 /// position_ids and the features. loss_mask is 0 for padding and for clean patches.
 class LatentDataset : public SampleDataset {
@@ -44,6 +44,9 @@ class LatentDataset : public SampleDataset {
   std::vector<int64_t> order_;  // sample numbers of all epochs
 };
 
+/// The inverse: the first patches of [C pt ph pw, T] as a video [C, F, H, W] of these three sizes.
+at::Tensor video_of_patches(const at::Tensor& patches, const std::vector<int64_t>& sizes,
+                            const std::array<int64_t, 3>& patch);
 /// Patches of a video [C, F, H, W]: [C pt ph pw, T], T in the order frame, row, column.
 at::Tensor patches_of_video(const at::Tensor& video, const std::array<int64_t, 3>& patch);
 

@@ -7,6 +7,7 @@
 #include "framework/training/output_paths.h"
 #include "framework/training/progress.h"
 #include "launch/infer/infer_files.h"
+#include "launch/infer/infer_latents.h"
 #include "launch/infer/inference_run.h"
 #include "launch/shell/subcommands.h"
 #include "launch/train/end_of_document.h"
@@ -20,15 +21,16 @@ constexpr const char* kScores = "--scores";
 constexpr const char* kGenerate = "--generate";
 constexpr const char* kGenerated = "--generated";
 
-const Program& infer_program() {
-  static const Program program = {
+Program make_infer_program() {
+  Program program = {
       .name = "infer",
       .purpose = "megashard infer [FILE.yaml] --data-path PREFIX [options]\n\n"
                  "Runs a model over each document of a .bin/.idx pair, or each conversation with\n"
                  "pictures of PREFIX.vision.safetensors, without training it. Options are those\n"
                  "of `megashard pretrain`, also in its YAML file; what only a training uses is\n"
                  "accepted, not listed here and not used. --micro-batch-size is the documents of\n"
-                 "one forward. Defaults are shown in [].\n",
+                 "one forward. A model of latents runs over the samples of a folder of features.\n"
+                 "Defaults are shown in [].\n",
       .flags = {{kLogProbs, "FILE.npy", "log-probability of each token given those before it: [documents, seq-length]"},
                 {kInto, "COLUMN",
                  "the same, as a column of the conversations of --data-path: ref_log_probs is what preference "
@@ -42,13 +44,22 @@ const Program& infer_program() {
       .examples = "  megashard infer --hf-model DIR --data-path data --log-probs out.npy\n"
                   "  megashard infer --hf-model REFERENCE --data-path pairs --into ref_log_probs\n"
                   "  megashard infer --hf-model REWARD_MODEL --data-path data --scores out.npy\n"
-                  "  megashard infer run.yaml --load runs/a --generate 64 --generated out.npy\n"};
+                  "  megashard infer run.yaml --load runs/a --generate 64 --generated out.npy\n"
+                  "  megashard infer --hf-model WAN --data-path features --latents out --guidance-scale 5\n"};
+  const auto more = latent_flags();
+  program.flags.insert(program.flags.end(), more.begin(), more.end());
+  return program;
+}
+
+const Program& infer_program() {
+  static const Program program = make_infer_program();
   return program;
 }
 
 struct InferFlags {
   std::optional<std::string> log_probs, into, scores, generated;
   int64_t new_tokens = 0;  // of --generate
+  LatentOutputs latents{};
 };
 
 InferFlags infer_flags(const std::map<std::string, std::string>& own, Mistakes& mistakes) {
@@ -57,12 +68,14 @@ InferFlags infer_flags(const std::map<std::string, std::string>& own, Mistakes& 
     return found == own.end() ? std::nullopt : std::optional(found->second);
   };
   InferFlags flags{value(kLogProbs), value(kInto), value(kScores), value(kGenerated)};
+  flags.latents = latent_outputs(own, mistakes);
   const auto number = value(kGenerate);
   mistakes.require(number.has_value() == flags.generated.has_value(),
                    "--generate N and --generated FILE.npy belong together; give both.");
-  mistakes.require(flags.log_probs || flags.into || flags.scores || flags.generated || number,
-                   "there is nothing to do; give --log-probs FILE.npy, --into COLUMN, --scores FILE.npy or --generate "
-                   "N.");
+  mistakes.require(
+      flags.log_probs || flags.into || flags.scores || flags.generated || number || flags.latents.is_asked(),
+      "there is nothing to do; give --log-probs FILE.npy, --into COLUMN, --scores FILE.npy, --generate N, "
+      "--latents DIR or --velocities DIR.");
   if (!number) return flags;
   flags.new_tokens = parse_integer(*number).value_or(0);
   mistakes.require(flags.new_tokens >= 1, "--generate takes a number of tokens, got \"" + *number + "\".");
@@ -73,6 +86,11 @@ void infer(const InferenceRun& run, const InferFlags& flags) {
   const Arguments& arguments = run.arguments;
   const DiagnosticSink& sink = run.sink;
   MultiModalModule& model = run.model();
+  const bool takes_latents = model.latent_patches().has_value();
+  require(takes_latents == flags.latents.is_asked(),
+          takes_latents ? "the model takes latents; give --latents DIR or --velocities DIR."
+                        : "the model takes tokens; --latents and --velocities are for models of latents.");
+  if (takes_latents) return infer_latents(run, flags.latents);
   const InferDocuments data(arguments.data_path.front(), *arguments.seq_length, model.vocab_size());
   const int64_t documents = data.size();
   if (flags.into && !data.has_conversations()) {

@@ -79,13 +79,28 @@ const MindSpeedKey kNoise[] = {
 };
 
 const MindSpeedKey kPredictor[] = {
-    {"model_id", take_id},     {"from_pretrained", take_text<&D::weights>},
-    {"num_layers", take_size}, {"ffn_dim", take_size},
-    {"freq_dim", take_size},   {"text_dim", take_size},
-    {"num_heads", take_size},  {"in_dim", take_size},
-    {"out_dim", take_size},    {"vace_dit"},  // config.json describes it
-    {"max_seq_len"},                          // of the rotation's table
-    {"seperated_timestep"},                   // clean frames of the data have the timestep 0
+    {"model_id", take_id},
+    {"from_pretrained", take_text<&D::weights>},
+    {"num_layers", take_size},
+    {"ffn_dim", take_size},
+    {"freq_dim", take_size},
+    {"text_dim", take_size},
+    {"num_heads", take_size},
+    {"in_dim", take_size},
+    {"out_dim", take_size},
+    {"vace_dit"},  // config.json describes it, and the rest
+    {"hidden_size"},
+    {"patch_size"},
+    {"img_dim"},
+    {"text_len"},
+    {"eps"},
+    {"model_type"},
+    {"qk_norm"},
+    {"qk_norm_type"},
+    {"cross_attn_norm"},
+    {"max_seq_len"},  // of the rotation's table
+    {"pipeline_num_layers"},
+    {"seperated_timestep"},  // clean frames of the data have the timestep 0
 };
 
 const MindSpeedKey kEncoder[] = {

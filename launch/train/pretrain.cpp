@@ -259,9 +259,12 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   if (reference) callbacks.reference = &reference->model();
   add_listeners(arguments, model, group, device, callbacks);
   DataOptions data = data_options(arguments, model.vocab_size(), end_of_document_id(arguments), sink);
-  if (const auto patches = model.latent_patches())
+  if (const auto patches = model.latent_patches()) {
     data.latents = {
         .patches = *patches, .run = *arguments.global_batch_size, .caption_dropout = arguments.caption_dropout_rate};
+  } else {
+    require(arguments.caption_dropout_rate == 0, "--caption-dropout-rate is for a model of latents; leave it out.");
+  }
   Trainer trainer(plan_training(arguments, data), model, session.groups, device, std::move(callbacks));
   if (session.from.source == WeightSource::kCheckpoint) trainer.load(session.from.step, session.from.weights_only);
   TrainingEnd end = TrainingEnd::kDone;

@@ -10,7 +10,9 @@ from safetensors.torch import save_file
 
 import megashard
 from conversations import write_conversation_set
+from latents import write_latents
 from tiny_vision import CLASSES, make_mistral3, make_processors, make_vision_model, write_conversations, asked, said
+from tiny_wan import SIZES, WIDTH, make_pipeline, write_video
 
 TEXT_SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
                   num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.1, bos_token_id=1,
@@ -25,6 +27,10 @@ def make_qwen(folder, family):
 # Families with pictures: what makes a model with its processors in a folder.
 VISION_FAMILIES = {family: functools.partial(make_qwen, family=family) for family in CLASSES}
 VISION_FAMILIES |= {"mistral3": make_mistral3}
+
+
+# Models of latents: channels of the latents, and of what the model takes.
+DIFFUSION_FAMILIES = {"wan_16": (16, 16), "wan_36": (16, 36), "wan_48": (48, 48), "vace": (16, 16)}
 
 
 class Workshop:
@@ -46,6 +52,8 @@ class Workshop:
                           dict(hidden_size=32, intermediate_size=64)),  # which mxfp8 takes
                 "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                               dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16))}
+        if family in DIFFUSION_FAMILIES:
+            return self.pipeline(family) / "transformer"
         if family in VISION_FAMILIES:
             VISION_FAMILIES[family](folder)
         elif family in text:
@@ -55,6 +63,42 @@ class Workshop:
         else:
             (folder / "config.json").write_text(json.dumps({"model_type": family, "architectures": [family]}))
         return folder
+
+    @functools.cache
+    def pipeline(self, family):
+        """A folder of diffusers with encoders and two transformers."""
+        import diffusers
+
+        folder, (channels, taken) = self.folder / "pipelines" / family, DIFFUSION_FAMILIES[family]
+        if family == "wan_36":
+            make_pipeline(folder, "WanImageToVideoPipeline", image_encoder=None, image_processor=None)
+        else:
+            make_pipeline(folder, "WanVACEPipeline" if family == "vace" else "WanPipeline", channels,
+                          **{"expand_timesteps": True} if family == "wan_48" else {})
+        for name in ("transformer", "transformer_2"):
+            if family == "vace":
+                model = diffusers.WanVACETransformer3DModel(**SIZES, vace_layers=[0, 1], vace_in_channels=96)
+            else:
+                model = diffusers.WanTransformer3DModel(**SIZES, in_channels=taken, out_channels=channels)
+            model.save_pretrained(folder / name)
+        return folder
+
+    def latents(self, family, folder):
+        """Features in the form of MindSpeed-MM's."""
+        draw, (channels, _) = torch.Generator().manual_seed(0), DIFFUSION_FAMILIES[family]
+        sample = lambda: {"video": torch.randn(channels, 2, 4, 6, generator=draw), "prompt_mask": None,
+                          "prompt_ids": [torch.randn(12, WIDTH, generator=draw)]}
+        more = {"vace_context": torch.zeros(96, 2, 4, 6)} if family == "vace" else {}
+        return write_latents(folder, [sample() | more for _ in range(8)], says_shape=False)
+
+    def clips(self, folder):
+        """Videos and captions in the form of MindSpeed-MM's."""
+        for number in range(4):
+            write_video(folder / str(number), 5, 32, 48, (50 * number, 0, 200))
+        records = [{"path": str(number), "cap": ["a red ball"]} for number in range(4)]
+        (folder / "clips.json").write_text(json.dumps(records))
+        (folder / "data.txt").write_text(f"{folder},{folder}/clips.json\n")
+        return folder / "data.txt"
 
     @functools.cache
     def checkpoint(self, family, form):

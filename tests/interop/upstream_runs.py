@@ -13,7 +13,7 @@ import sys
 import yaml
 
 import megashard
-from upstream_models import VISION_FAMILIES, Workshop
+from upstream_models import DIFFUSION_FAMILIES, VISION_FAMILIES, Workshop
 from upstream_titan import titan_run
 
 RANKS, STEPS, LENGTH = 2, 2, 128
@@ -21,6 +21,7 @@ FAMILIES = {"qwen2_5vl": "qwen2_5_vl"}  # where MindSpeed-MM has another name
 # ROLL's files name models of the hub, and one a folder of its authors.
 HUB = (("Qwen3.5-35B-A3B", "qwen3_5_moe"), ("Qwen3-30B-A3B", "qwen3_moe"), ("Qwen3-", "qwen3"),
        ("Qwen2.5-VL", "qwen2_5_vl"), ("Qwen2.5-", "qwen2"), ("/home/", "qwen2_5_vl"))
+OF_MINDSPEED = {**VISION_FAMILIES, **DIFFUSION_FAMILIES}
 LIST = megashard.ROOT / "tests" / "golden" / "upstream_files.json"
 
 
@@ -39,7 +40,7 @@ def is_here(entry):
         named = " ".join(str(entry["file"].get(key, "")) for key in ("pretrain", "student_pretrain"))
         return any(mark in named for mark, _ in HUB)
     if entry["kind"] in ("flags", "yaml", "native"):
-        return family_of(entry.get("model") or entry.get("file", {}).get("model")) in VISION_FAMILIES
+        return family_of(entry.get("model") or entry.get("file", {}).get("model")) in OF_MINDSPEED
     return True
 
 
@@ -51,7 +52,7 @@ def run_entry(entry, folder, workshop=None):
             "megatron": megatron_flags, "titan": titan_flags}[entry["kind"]]
     words = kind(copy.deepcopy(entry), folder, workshop)
     done = run(words)
-    command = re.search(r"run `(.*launch/preprocess/preprocess_data\.py [^`]*)`", done.stderr)
+    command = re.search(r"run `(.*launch/preprocess/preprocess_(?:data|latents)\.py [^`]*)`", done.stderr)
     if done.returncode == megashard.USAGE and command:  # what the message says a user must do first
         prepare(command[1])
         done = run(words)
@@ -95,6 +96,9 @@ def finish(words, folder):
 def family_of(model):
     """The family of a model section; the file's own name if it is not supported."""
     model = model or {}
+    predictor = model.get("predictor")
+    if isinstance(predictor, dict):
+        return "vace" if predictor["model_id"] == "vace" else f"wan_{predictor['in_dim']}"
     name = model.get("model_id") or (model.get("text_decoder") or {}).get("model_id")
     return FAMILIES.get(name, name or "another")
 
@@ -104,6 +108,8 @@ def scaled_data(data, family, folder, workshop):
     parameters = (data or {}).get("dataset_param")
     if not parameters:
         return data
+    if family in DIFFUSION_FAMILIES:
+        return scaled_videos(data, family, folder, workshop)
     file = folder / "data" / "chats.json"
     workshop.records(family, file)
     parameters["preprocess_parameters"]["model_name_or_path"] = str(workshop.model(family))
@@ -115,8 +121,40 @@ def scaled_data(data, family, folder, workshop):
     return data
 
 
+def scaled_videos(data, family, folder, workshop):
+    """A data section of a diffusion model: a few small videos, or features."""
+    parameters = data["dataset_param"]
+    basic, tokenizers = parameters["basic_parameters"], parameters["tokenizer_config"]
+    for tokenizer in tokenizers if isinstance(tokenizers, list) else [tokenizers]:
+        tokenizer |= {"from_pretrained": str(workshop.pipeline(family) / "tokenizer"), "model_max_length": 12}
+    if parameters["dataset_type"] == "feature":
+        features = workshop.latents(family, folder / "features")
+        basic |= {"data_path": str(features / "data.jsonl"), "data_folder": f"{features}/"}
+    else:
+        (folder / "clips").mkdir()
+        basic["data_path"] = str(workshop.clips(folder / "clips"))
+    parameters["preprocess_parameters"] |= {"num_frames": 5, "max_height": 32, "max_width": 48, "max_hxw": 32 * 48}
+    return data
+
+
+def scaled_predictor(model, family, workshop):
+    """A model section of a diffusion model."""
+    config = json.loads((workshop.model(family) / "config.json").read_text())
+    sizes = {"num_layers": "num_layers", "ffn_dim": "ffn_dim", "freq_dim": "freq_dim", "text_dim": "text_dim",
+             "num_heads": "num_attention_heads", "in_dim": "in_channels", "out_dim": "out_channels"}
+    model["predictor"] |= {ours: config[theirs] for ours, theirs in sizes.items()}
+    if "from_pretrained" in model["predictor"]:
+        model["predictor"]["from_pretrained"] = str(workshop.model(family))
+    for part, name in (("text_encoder", "text_encoder"), ("ae", "vae")):
+        if part in model:
+            model[part]["from_pretrained"] = str(workshop.pipeline(family) / name)
+    return model
+
+
 def scaled_model(model, family, workshop):
     """A model section: sizes are those of the small model where they describe it, folders its own."""
+    if family in DIFFUSION_FAMILIES:
+        return scaled_predictor(model, family, workshop)
     if family not in VISION_FAMILIES:
         return model
     for key in ("init_from_hf_path", "model_name_or_path"):
@@ -148,7 +186,7 @@ def scaled_arguments(arguments, family, folder, workshop):
     result = {key: small.get(key, value) for key, value in arguments.items()}
     if "expert_model_parallel_size" in result:
         result["expert_model_parallel_size"] = RANKS // result.get("tensor_model_parallel_size", 1)
-    if "load" in result and family in VISION_FAMILIES:
+    if "load" in result and family in OF_MINDSPEED:
         form = result.get("ckpt_format", "torch_dcp")  # Megatron core's route loads Hugging Face weights itself
         result["load"] = str(workshop.model(family) if form == "torch" else workshop.checkpoint(family, form))
     return result

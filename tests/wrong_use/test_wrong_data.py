@@ -39,6 +39,10 @@ CASES = {
                                      "--rollouts decides how many answers a step has; give --train-iters"),
     "weights for nobody's model": ([*PRETRAIN, *MOCK, *RATE, "--publish-weights", "{folder}/out"], USAGE,
                                    "--publish-weights needs --hf-model"),
+    "a loss of latents, and a model of tokens": ([*PRETRAIN, *MOCK, *RATE, "--objective", "flow-matching"], USAGE,
+                                                 "--objective flow-matching is a loss of latents"),
+    "captions, and a model of tokens": ([*PRETRAIN, *MOCK, *RATE, "--caption-dropout-rate", "0.1"], USAGE,
+                                        "--caption-dropout-rate is for a model of latents"),
     "an interval without weights": ([*PRETRAIN, *MOCK, *RATE, "--publish-interval", "2"], USAGE,
                                     "--publish-interval needs --publish-weights"),
     # too little
