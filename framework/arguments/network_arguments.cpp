@@ -152,6 +152,11 @@ void add_network_options(std::vector<Option>& rows) {
   group.add("--attention-output-gate", &A::attention_output_gate, kMustMatch,
             "multiplies attention's output by a sigmoid of the token");
   group
+      .choice("--attention-mask-type", &A::attention_mask_type, kReport,
+              {{"causal", AttentionMaskType::kCausal}, {"general", AttentionMaskType::kGeneral}},
+              "general: every latent sees all others, as the models of latents have it")
+      .taken_from_checkpoint(false);
+  group
       .choice("--softmax-type", &A::softmax_type, kMustMatch,
               {{"vanilla", SoftmaxType::kVanilla}, {"learnable", SoftmaxType::kLearnable}},
               "learnable: each head has a sink, the score of a key without a value")

@@ -14,6 +14,7 @@ class Mistakes;
 enum class PositionEmbeddingType { kLearnedAbsolute, kRope, kMrope, kNone };
 enum class Normalization { kLayerNorm, kRmsNorm };
 enum class RopeType { kRope, kYarn };
+enum class AttentionMaskType { kCausal, kGeneral };
 enum class SoftmaxType { kVanilla, kLearnable };
 
 /// Megatron's group "network size", with its names and defaults. Unset optionals were not given; those marked (derived)
@@ -57,7 +58,8 @@ struct NetworkArguments {
   bool add_qkv_bias = false;  // (derived) true with add_bias_linear
   bool qk_layernorm = false;
   bool attention_output_gate = false;
-  SoftmaxType softmax_type = SoftmaxType::kVanilla;  // kLearnable: with sinks
+  SoftmaxType softmax_type = SoftmaxType::kVanilla;                    // kLearnable: with sinks
+  AttentionMaskType attention_mask_type = AttentionMaskType::kCausal;  // kGeneral: models of latents
   std::optional<std::string> no_rope_freq;           // layers without positions; see layer_frequency.h
   std::optional<std::string> window_size;            // see keys_before(); unset: no window
   std::optional<std::string> window_attn_skip_freq;  // layers with a window; unset: all

@@ -175,8 +175,6 @@ void refuse_experts(CompatibilityFlags& flags) {
 }
 
 void refuse_attention(CompatibilityFlags& flags) {
-  flags.refuse("attention is causal and over the whole sequence; leave it out",
-               {{"--attention-mask-type", 1, "causal"}});
   flags.refuse("no model family of this program has attention of that kind; leave it out",
                {{"--qk-l2-norm"}, {"--qk-clip"}});
   flags.refuse("linear attention comes with a model by --hf-model, whose config.json describes it; leave it out",

@@ -15,22 +15,22 @@ import subprocess
 
 import torch
 
-FRAMES, SIDE, SPAN = 4, 16, 5  # of a video; rows and columns of a shape
+FRAMES, SIDE, SPAN = 3, 12, 5  # of a video; rows and columns of a shape
 COLOURS = {"red": (1.0, -1.0, -1.0), "green": (-1.0, 1.0, -1.0), "blue": (-1.0, -1.0, 1.0)}
 WAYS = {"right": 2, "left": -2}  # columns a frame
 SHAPES = ("square", "cross")
 CAPTIONS = list(itertools.product(SHAPES, COLOURS, WAYS))
 WORDS = [*SHAPES, *COLOURS, *WAYS]
 CONFIG = {"_class_name": "WanTransformer3DModel", "patch_size": [1, 2, 2], "num_attention_heads": 4,
-          "attention_head_dim": 24, "in_channels": 3, "out_channels": 3, "text_dim": len(WORDS), "freq_dim": 64,
-          "ffn_dim": 256, "num_layers": 4, "cross_attn_norm": True, "qk_norm": "rms_norm_across_heads", "eps": 1e-6,
+          "attention_head_dim": 32, "in_channels": 3, "out_channels": 3, "text_dim": len(WORDS), "freq_dim": 64,
+          "ffn_dim": 384, "num_layers": 4, "cross_attn_norm": True, "qk_norm": "rms_norm_across_heads", "eps": 1e-6,
           "rope_max_seq_len": 64, "image_dim": None, "added_kv_proj_dim": None}
 
 
 def video(caption, row, column):
-    """[3, FRAMES, SIDE, SIDE] from -1 to 1: a shape on black, which leaves on one side and comes back on the other."""
+    """[3, FRAMES, SIDE, SIDE] from -1 to 1: a shape on grey, which leaves on one side and comes back on the other."""
     shape, colour, way = caption
-    pixels = -torch.ones(3, FRAMES, SIDE, SIDE)
+    pixels = torch.zeros(3, FRAMES, SIDE, SIDE)
     for frame in range(FRAMES):
         for y, x in itertools.product(range(SPAN), range(SPAN)):
             if shape == "square" or SPAN // 2 in (x, y):
@@ -102,7 +102,8 @@ def main():
     write_features(run / "videos", [(caption, video(caption, *choose())) for caption in CAPTIONS for _ in range(100)])
     write_features(run / "captions", [(caption, video(caption, 0, 0)) for caption in CAPTIONS * 4])
     (run / "fsdp2.yaml").write_text("sub_modules_to_wrap: ['blocks.{*}']\n")
-    common = ["--use-torch-fsdp2", "--fsdp2-config-path", run / "fsdp2.yaml", "--hf-model", run / "model"]
+    common = ["--use-torch-fsdp2", "--fsdp2-config-path", run / "fsdp2.yaml", "--hf-model", run / "model",
+              "--ckpt-format", "torch_dcp"]
     start = [program(), "launch", "-n", ranks, "--"]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
@@ -111,10 +112,10 @@ def main():
 
     megashard("pretrain", *common, "--from-scratch", "--data-path", run / "videos", "--split", "98,2,0",
               "--objective", "flow-matching", "--timestep-sampling", "logit-normal", "--caption-dropout-rate", 0.1,
-              "--micro-batch-size", 8, "--global-batch-size", 16, "--train-iters", options.steps, "--lr", 2e-3,
-              "--min-lr", 1e-4, "--lr-decay-style", "cosine", "--lr-warmup-iters", 50, "--adam-beta2", 0.99,
+              "--micro-batch-size", 16, "--global-batch-size", 32, "--train-iters", options.steps, "--lr", 2e-3,
+              "--min-lr", 1e-4, "--lr-decay-style", "cosine", "--lr-warmup-iters", options.steps // 30, "--adam-beta2", 0.99,
               "--eval-interval", options.steps, "--eval-iters", 1, "--log-interval", 100,
-              "--save", run / "checkpoints", "--save-interval", options.steps, "--ckpt-format", "torch_dcp")
+              "--save", run / "checkpoints", "--save-interval", options.steps)
     megashard("infer", *common, "--load", run / "checkpoints", "--data-path", run / "captions", "--micro-batch-size", 8,
               "--latents", run / "samples", "--sampling-steps", 30, "--guidance-scale", 2)
     share, distance, samples = rated(run / "samples")

@@ -95,7 +95,7 @@ std::vector<std::string> diffusers_layers(const std::vector<std::string>& names)
                                                          {"proj_v", "to_v"},          {"proj_out", "to_out.0"},
                                                          {"ffn.0", "ffn.net.0.proj"}, {"ffn.2", "ffn.net.2"}};
   std::vector<std::string> layers;
-  for (const std::string& name : names) {
+  for (const std::string& name : comma_words(names)) {
     const auto found = kNames.find(name);
     layers.push_back(found == kNames.end() ? name : found->second);
   }

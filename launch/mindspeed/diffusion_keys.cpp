@@ -131,6 +131,11 @@ const MindSpeedKey kBasic[] = {
 
 const MindSpeedKey kPreprocessing[] = {
     {"num_frames", take_integer<&D::frames>},
+    {"min_num_frames"},
+    {"max_hxw"},  // videos are cut to max_height and max_width
+    {"hw_stride"},
+    {"vae_stride"},
+    {"vae_patch_size"},
     {"max_height", take_integer<&D::rows>},
     {"max_width", take_integer<&D::columns>},
     {"train_fps", take_number<&D::frames_per_second>},

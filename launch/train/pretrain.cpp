@@ -259,6 +259,11 @@ int run_pretrain(int argc, char** argv, DryRun dry_run) {
   if (reference) callbacks.reference = &reference->model();
   add_listeners(arguments, model, group, device, callbacks);
   DataOptions data = data_options(arguments, model.vocab_size(), end_of_document_id(arguments), sink);
+  const bool is_general = arguments.attention_mask_type == AttentionMaskType::kGeneral;
+  require(
+      model.latent_patches() || !is_general,
+      "--attention-mask-type general: attention is causal and over the whole sequence in a model of tokens; leave it "
+      "out.");
   if (const auto patches = model.latent_patches()) {
     data.latents = {
         .patches = *patches, .run = *arguments.global_batch_size, .caption_dropout = arguments.caption_dropout_rate};

@@ -79,13 +79,13 @@ def shell_value(text, values):
 
 
 def variables(script):
-    """The assignments of a script: quoted ones over several lines, too."""
+    """The assignments of a script: quoted ones over several lines, too, with words in quotes of their own."""
     values = {"NNODES": "1", "NODE_RANK": "0"}  # where a machine's files say it
-    for name, quoted, plain in re.findall(r'^[ \t]*(?:export )?(\w+)=(?:"([^"`]*)"|((?:\$\(\([^)]*\)\)|[^\s#"`])*))',
-                                          script, re.M):
+    quoted, plain = r'"((?:[^"`]|(?<= )"[\w.,]+")*)"', r'((?:\$\(\([^)]*\)\)|[^\s#"`])*)'
+    for name, quoted, plain in re.findall(rf"^[ \t]*(?:export )?(\w+)=(?:{quoted}|{plain})", script, re.M):
         if re.match(r"\$\([^(]", plain):  # what a command prints
             continue
-        values[name] = shell_value(quoted or plain, values).replace("\\\n", " ")
+        values[name] = shell_value(quoted or plain, values).replace("\\\n", " ").replace('"', "")
     return values
 
 

@@ -1,4 +1,7 @@
-"""Trainings of models of latents by `megashard pretrain` against diffusers' models and torch.optim.AdamW."""
+"""Models of latents against diffusers': trainings with torch.optim.AdamW, velocities, samples; an example."""
+import json
+import sys
+
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
@@ -64,4 +67,50 @@ def test_a_training_is_that_of_diffusers(folder, data, expected, ranks, more):
         assert step["loss"] == pytest.approx(loss, rel=2e-5)  # fp32 sums in another order, and Adam's steps of them
         assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert " flow matching loss: " in out and " mse: " in out
-    assert "11 samples, 216 latents; asked for: 40 samples" in out
+    assert "11 samples, 162 latents; asked for: 40 samples" in out
+
+
+def inferred(folder, data, *flags, ranks=1):
+    """The features that `megashard infer` writes, in the order of the data."""
+    out = folder / f"inferred_{len(flags)}_{ranks}"
+    megashard.run(*megashard.launch(ranks, "infer", "--hf-model", folder / "wan", "--data-path", data,
+                                    "--use-torch-fsdp2", "--micro-batch-size", 2, *flags, out))
+    lines = [json.loads(line) for line in (out / "data.jsonl").read_text().splitlines()]
+    return [torch.load(out / line["file"])["video"] for line in lines]
+
+
+@pytest.mark.parametrize("ranks,more", [(1, ()), (2, ()), (2, ("--context-parallel-size", 2))])
+def test_velocities_are_those_of_diffusers(folder, data, samples, ranks, more):
+    model = WanTransformer3DModel.from_pretrained(folder / "wan")
+    found = inferred(folder, data, *more, "--velocities", ranks=ranks)
+    for sample, velocity in zip(samples, found, strict=True):
+        sigma = sample["timestep"] / 1000
+        noisy = (1 - sigma) * sample["video"] + sigma * sample["noise"]
+        with torch.no_grad():
+            expected = model(noisy[None], sample["timestep"], sample["prompt_ids"][None]).sample[0]
+        torch.testing.assert_close(velocity, expected, rtol=0, atol=2e-6 * expected.abs().max().item())
+
+
+def test_samples_are_eulers_steps_of_diffusers_model(folder, data, samples):
+    """From the data's noise, with guidance."""
+    torch.save({"prompt_ids": torch.ones(TEXT, WIDTH)}, data / "empty_prompt.pt")
+    flags = "--sampling-steps 3 --sampling-shift 3 --guidance-scale 2 --latents".split()
+    found = inferred(folder, data, *flags, ranks=2)
+    model = WanTransformer3DModel.from_pretrained(folder / "wan")
+    sigmas = torch.tensor([1, 2 / 3, 1 / 3, 0], dtype=torch.float64)
+    sigmas = (3 * sigmas / (1 + 2 * sigmas)).float()
+    for sample, latents in list(zip(samples, found, strict=True))[::4]:
+        x = sample["noise"]
+        for sigma, following in zip(sigmas, sigmas[1:]):
+            with torch.no_grad():
+                both = [model(x[None], 1000 * sigma[None], text[None]).sample[0]
+                        for text in (torch.ones(TEXT, WIDTH), sample["prompt_ids"])]
+            x = x + (following - sigma) * (both[0] + 2 * (both[1] - both[0]))
+        torch.testing.assert_close(latents, x, rtol=0, atol=1e-5 * x.abs().max().item())  # three steps of 2e-6 each
+
+
+def test_the_example_runs(tmp_path):
+    out = megashard.run(sys.executable, megashard.ROOT / "launch" / "examples" / "moving_shapes.py", tmp_path / "run",
+                        "--steps", 2, env=megashard.environment(MEGASHARD_BIN=str(megashard.PROGRAM))).stdout
+    assert "of the samples are nearest to a video of their caption" in out
+    assert (tmp_path / "run" / "samples.png").exists()

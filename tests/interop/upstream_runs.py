@@ -213,6 +213,8 @@ def mindspeed_flags(entry, folder, workshop):
         if f"mm_{key}" in arguments:
             arguments[f"mm_{key}"] = str(folder / f"{key}.json")
             (folder / f"{key}.json").write_text(json.dumps(content, indent=4))
+    if isinstance(entry["fsdp2"].get("sharding_size"), int):
+        entry["fsdp2"]["sharding_size"] = min(RANKS, entry["fsdp2"]["sharding_size"])
     write_yaml(folder / "fsdp2.yaml", entry["fsdp2"])
     return finish(["pretrain", *as_words(arguments)], folder)
 

@@ -120,7 +120,7 @@ TEST(MindSpeedNames, AreThoseOfDiffusers) {
   EXPECT_THAT(diffusers_paths({"predictor.blocks.{*}", "predictor.wan_dit.head", "predictor.vace_dit.vace_blocks.{*}",
                                "ae", "text_encoder.encoder", "predictor.head"}),
               ElementsAre("blocks.{*}", "proj_out", "vace_blocks.{*}", "proj_out"));
-  EXPECT_THAT(diffusers_layers({"proj_q", "ffn.0", "to_k"}), ElementsAre("to_q", "ffn.net.0.proj", "to_k"));
+  EXPECT_THAT(diffusers_layers({"proj_q,ffn.0", "to_k"}), ElementsAre("to_q", "ffn.net.0.proj", "to_k"));
 }
 
 }  // namespace
