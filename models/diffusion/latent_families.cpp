@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "framework/modules/deferred_init.h"
+#include "models/diffusion/flux.h"
+#include "models/diffusion/qwen_image.h"
 #include "models/diffusion/wan.h"
 
 namespace megashard {
@@ -12,6 +14,8 @@ const std::vector<LatentFamily>& latent_families() {
   static const std::vector<LatentFamily> families{
       {"WanTransformer3DModel", [](const HfConfig& config) { return make_wan(wan_config(config)); }},
       {"WanVACETransformer3DModel", [](const HfConfig& config) { return make_wan(wan_config(config)); }},
+      {"FluxTransformer2DModel", make_flux},
+      {"QwenImageTransformer2DModel", make_qwen_image},
       {"WanModel", [](const HfConfig& config) { return make_wan(original_wan_config(config)); }},
       {"VaceWanModel", [](const HfConfig& config) { return make_wan(original_wan_config(config)); }},
   };
@@ -28,6 +32,12 @@ const LatentFamily* latent_family_of(const nlohmann::ordered_json& config) {
 void check_settings(const LatentFamily& family, const HfConfig& config) {
   InitTape tape;
   tape.construct([&] { return family.make(config); });
+}
+
+void require_axes(const HfConfig& config, const std::vector<int64_t>& axes, int64_t head_dim) {
+  const bool are_even = std::ranges::all_of(axes, [](int64_t axis) { return axis > 0 && axis % 2 == 0; });
+  TORCH_CHECK(axes.size() == 3 && are_even && axes[0] + axes[1] + axes[2] == head_dim, config.path(),
+              ": axes_dims_rope must be three even numbers whose sum is attention_head_dim, ", head_dim);
 }
 
 void require_known_keys(const HfConfig& config, const std::set<std::string>& known) {

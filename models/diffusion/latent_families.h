@@ -25,6 +25,8 @@ const LatentFamily* latent_family_of(const nlohmann::ordered_json& config);
 /// Throws for settings of config.json that the family does not support.
 void check_settings(const LatentFamily& family, const HfConfig& config);
 
+/// Throws unless the channels that turn by each axis add up to a head.
+void require_axes(const HfConfig& config, const std::vector<int64_t>& axes, int64_t head_dim);
 /// Throws and names a key of config.json that is none of these, and does not begin with "_".
 void require_known_keys(const HfConfig& config, const std::set<std::string>& known);
 

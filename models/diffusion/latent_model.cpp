@@ -1,6 +1,7 @@
 #include "models/diffusion/latent_model.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 
 #include <algorithm>
 #include <sstream>
@@ -32,6 +33,16 @@ ModelOutput LatentModel::forward(Batch input) {
               targets.sizes());
   const auto difference = predicted - targets.to(at::kFloat).view(predicted.sizes());
   return {.token_losses = difference.square().mean(at::IntArrayRef{0, 1})};
+}
+
+at::Tensor LatentModel::with_conditions(const Batch& input, int64_t in_values) const {
+  auto patches = input.at(kLatents);
+  const auto conditions = input.find(kConditions);
+  const int64_t wanted = in_values - patches.size(0), given = conditions.defined() ? conditions.size(0) : 0;
+  TORCH_CHECK(given == wanted, class_name(), " takes ", wanted, " values of conditions for a patch, and the data have ",
+              given, ": give those of its task (text to video has none)");
+  if (conditions.defined()) patches = at::cat({patches, conditions.to(patches.scalar_type())});
+  return patches.permute({1, 2, 0}).contiguous();
 }
 
 void LatentModel::check_sequence_ranks(int64_t ranks) const {

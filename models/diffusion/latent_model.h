@@ -14,6 +14,10 @@
 
 namespace megashard {
 
+// Columns of Flux.
+inline constexpr const char* kPooledText = "pooled_text";  ///< [B, P], of its second text encoder
+inline constexpr const char* kGuidance = "guidance";  ///< [B] fp32: scale that a distilled model learned; absent: 1
+
 /// What all models of latents tell of themselves.
 struct LatentSpec {
   std::string class_name{};  ///< of diffusers, for wrap policies
@@ -41,6 +45,8 @@ class LatentModel : public MultiModalModule, public FSDP2Mixin, public WeightIni
   WeightMap weight_map() const override;
 
  protected:
+  /// Patches [B, T, in_values]: latents and, if the model takes more values of a patch, kConditions behind them.
+  at::Tensor with_conditions(const Batch& input, int64_t in_values) const;
   /// [B, T, P], of this rank's rows.
   virtual at::Tensor predict(const Batch& input) = 0;
   /// Inputs have the dtypes that the models need: timesteps and noise are fp32.

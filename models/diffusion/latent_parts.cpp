@@ -30,11 +30,11 @@ Linear::Options with_bias(int64_t in, int64_t out, double init_scale) {
 
 double xavier_scale(int64_t in, int64_t out) { return std::sqrt(2.0 / static_cast<double>(in + out)) / kLatentInitStd; }
 
-at::Tensor timestep_waves(const at::Tensor& timesteps, int64_t channels) {
+at::Tensor timestep_waves(const at::Tensor& timesteps, int64_t channels, double scale) {
   const int64_t half = channels / 2;
   const auto steps = at::arange(half, timesteps.options().dtype(at::kFloat));
   const auto frequencies = (steps * -std::log(kTimeTheta) / half).exp();
-  const auto angles = timesteps.to(at::kFloat).unsqueeze(-1) * frequencies;
+  const auto angles = timesteps.to(at::kFloat).unsqueeze(-1) * frequencies * scale;
   return at::cat({angles.cos(), angles.sin()}, -1);
 }
 
@@ -93,12 +93,14 @@ FeedForward::FeedForward(int64_t in, int64_t inner, int64_t out, Activation acti
 
 at::Tensor FeedForward::forward(const at::Tensor& x) { return out_->forward(activate(proj_->forward(x), activation_)); }
 
-std::shared_ptr<Hooked<Linear>> register_listed_linear(torch::nn::Module& module, const std::string& name,
-                                                       const Linear::Options& options) {
-  const auto list = module.register_module(name, std::make_shared<torch::nn::ModuleListImpl>());
-  const auto linear = std::make_shared<Hooked<Linear>>(options);
-  list->push_back(linear);
-  return linear;
+Linear::Options xavier_linear(int64_t in, int64_t out) { return with_bias(in, out, xavier_scale(in, out)); }
+
+std::shared_ptr<Hooked<Linear>> register_linear_at(torch::nn::Module& module, const std::string& path,
+                                                   const Linear::Options& options) {
+  const auto dot = path.find('.');
+  if (dot == std::string::npos) return module.register_module(path, std::make_shared<Hooked<Linear>>(options));
+  const auto container = module.register_module(path.substr(0, dot), std::make_shared<torch::nn::ModuleListImpl>());
+  return register_linear_at(*container, path.substr(dot + 1), options);
 }
 
 }  // namespace megashard

@@ -21,8 +21,8 @@ inline constexpr double kLatentInitStd = 0.02;
 /// Linear::Options::init_scale for the variance of Xavier's initialisation.
 double xavier_scale(int64_t in, int64_t out);
 
-/// [cos(t f_i) | sin(t f_i)] with f_i = 10000^(-2 i / channels), in fp32: timesteps [N] -> [N, channels].
-at::Tensor timestep_waves(const at::Tensor& timesteps, int64_t channels);
+/// [cos(a_i) | sin(a_i)] with a_i = scale (t 10000^(-2 i / channels)), in fp32: timesteps [...] -> [..., channels].
+at::Tensor timestep_waves(const at::Tensor& timesteps, int64_t channels, double scale = 1);
 
 /// e^(i angle) for each pair of a head's channels, complex64 [B, T, D / 2]: for each axis of `positions` [axes, B, T]
 /// the next widths[axis] channels turn by position * theta^(-2 i / width), computed in fp64.
@@ -78,8 +78,10 @@ class FeedForward : public torch::nn::Module {
   std::shared_ptr<Hooked<Linear>> proj_, out_;
 };
 
-/// Registers diffusers' list of a linear layer and a dropout: NAME.0.
-std::shared_ptr<Hooked<Linear>> register_listed_linear(torch::nn::Module& module, const std::string& name,
-                                                       const Linear::Options& options);
+/// Registers a linear layer below containers: "to_out.0", "norm1.linear". Their first name must be new.
+std::shared_ptr<Hooked<Linear>> register_linear_at(torch::nn::Module& module, const std::string& path,
+                                                   const Linear::Options& options);
+/// A layer with a bias and Xavier's variance.
+Linear::Options xavier_linear(int64_t in, int64_t out);
 
 }  // namespace megashard

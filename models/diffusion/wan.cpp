@@ -121,14 +121,7 @@ std::vector<at::Tensor> WanTransformer3DModel::control_addends(const Batch& inpu
 }
 
 at::Tensor WanTransformer3DModel::predict(const Batch& input) {
-  auto patches = input.at(kLatents);
-  const int64_t further = (config_.in_channels - config_.out_channels) * config_.box();
-  const auto conditions = input.find(kConditions);
-  TORCH_CHECK((conditions.defined() ? conditions.size(0) : 0) == further, class_name(), " takes ", further,
-              " values of conditions for a patch, and the data have ", conditions.defined() ? conditions.size(0) : 0,
-              ": give those of its task (text to video has none)");
-  if (conditions.defined()) patches = at::cat({patches, conditions.to(patches.scalar_type())});
-  auto hidden = patch_embedding_->forward(patches.permute({1, 2, 0}).contiguous());
+  auto hidden = patch_embedding_->forward(with_conditions(input, config_.in_channels * config_.box()));
   WanPass pass{.conditions = conditions_of(input),
                .turns = patch_turns(input.at(kPositionIds), turned_widths(config_), kWanTheta),
                .clean = input.find(kCleanPatches),

@@ -74,9 +74,9 @@ WanConfig wan_config(const HfConfig& config) {
   wan.image_dim = config.get_or_null("image_dim", int64_t{0});
   wan.image_positions = config.get_or_null("pos_embed_seq_len", int64_t{0});
   const auto added = config.get_or_null("added_kv_proj_dim", int64_t{0});
-  const auto norm = config.get_or_null("qk_norm", std::string("none"));
-  config.require_computed(norm == "rms_norm_across_heads", "qk_norm is ", norm,
-                          "; only rms_norm_across_heads is supported");
+  const std::string norm_of_all = "rms_norm_across_heads";
+  const auto norm = config.is_null("qk_norm") ? "null" : config.get("qk_norm", norm_of_all);
+  config.require_computed(norm == norm_of_all, "qk_norm is ", norm, "; only ", norm_of_all, " is supported");
   TORCH_CHECK(added == (wan.image_dim > 0 ? wan.width() : 0), config.path(), ": added_kv_proj_dim is ", added,
               ", but must be the model's width ", wan.width(), " with image_dim, and null without it");
   if (config.need<std::string>("_class_name") == "WanVACETransformer3DModel") {

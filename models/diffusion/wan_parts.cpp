@@ -13,10 +13,6 @@ namespace {
 
 constexpr double kImageNormEps = 1e-5;
 
-Linear::Options wan_linear(int64_t in, int64_t out) {
-  return {.in = in, .out = out, .bias = true, .init_scale = xavier_scale(in, out)};
-}
-
 }  // namespace
 
 void init_table(const at::Tensor& table, const WeightInit& init) {
@@ -48,7 +44,7 @@ WanTimeTextImageEmbedding::WanTimeTextImageEmbedding(const WanConfig& config) : 
                   .class_name = class_name, .in = in, .inner = width, .out = width, .activation = activation}));
   };
   time_embedder_ = mlp("time_embedder", "TimestepEmbedding", time_channels_, Activation::kSilu);
-  time_proj_ = register_module("time_proj", std::make_shared<Hooked<Linear>>(wan_linear(width, 6 * width)));
+  time_proj_ = register_module("time_proj", std::make_shared<Hooked<Linear>>(xavier_linear(width, 6 * width)));
   text_embedder_ = mlp("text_embedder", "PixArtAlphaTextProjection", config.text_dim, Activation::kGeluTanh);
   if (config.image_dim > 0)
     image_embedder_ = register_module("image_embedder", std::make_shared<Hooked<WanImageEmbedding>>(config));
@@ -68,7 +64,7 @@ WanConditions WanTimeTextImageEmbedding::forward(const at::Tensor& timesteps, co
 WanAttention::WanAttention(const WanConfig& config, Keys keys) : keys_(keys), num_heads_(config.num_heads) {
   const int64_t width = config.width();
   const auto linear = [&](const char* name) {
-    return register_module(name, std::make_shared<Hooked<Linear>>(wan_linear(width, width)));
+    return register_module(name, std::make_shared<Hooked<Linear>>(xavier_linear(width, width)));
   };
   const auto norm = [&](const char* name) {
     const NormSpec spec{.class_name = "RMSNorm", .width = width, .eps = config.eps};
@@ -77,7 +73,7 @@ WanAttention::WanAttention(const WanConfig& config, Keys keys) : keys_(keys), nu
   to_q_ = linear("to_q");
   to_k_ = linear("to_k");
   to_v_ = linear("to_v");
-  to_out_ = register_listed_linear(*this, "to_out", wan_linear(width, width));
+  to_out_ = register_linear_at(*this, "to_out.0", xavier_linear(width, width));
   norm_q_ = norm("norm_q");
   norm_k_ = norm("norm_k");
   if (keys != Keys::kConditions || config.image_dim == 0) return;

@@ -1,8 +1,6 @@
 #include "models/layers/full_attention.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/maximum.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <cmath>
@@ -16,20 +14,12 @@
 namespace megashard {
 namespace {
 
-/// fused_attention()'s ends of keys, which must be behind the query's own. Only padding sees more than the mask has.
-at::Tensor key_ends(const at::Tensor& q, const at::Tensor& key_mask) {
-  const int64_t rows = q.size(0), length = q.size(1);
-  const auto options = at::TensorOptions(at::kLong).device(q.device());
-  if (!key_mask.defined()) return at::full({rows, length}, length, options);
-  return at::maximum(key_mask.sum(1, /*keepdim=*/true), at::arange(1, length + 1, options));
-}
-
 at::Tensor by_library(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& key_mask) {
   const auto heads_first = [by_fp32 = by_way_of_fp32(q)](const at::Tensor& each) {
     return (by_fp32 ? each.to(at::kFloat) : each).transpose(1, 2);
   };
   std::optional<at::Tensor> allowed;
-  if (key_mask.defined()) allowed = key_mask.unsqueeze(1).unsqueeze(1).expand({-1, -1, q.size(1), -1});
+  if (key_mask.defined()) allowed = key_mask.unsqueeze(1).unsqueeze(1);  // kernels repeat it for heads and queries
   return at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), allowed)
       .transpose(1, 2)
       .to(q.scalar_type());
@@ -37,9 +27,10 @@ at::Tensor by_library(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 
 /// Of whole sequences.
 at::Tensor attend_all(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& key_mask) {
-  if (!has_fused_attention(q)) return by_library(q, k, v, key_mask);
-  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
-  return fused_attention(q, k, v, {.key_ends = key_ends(q, key_mask)}, scale);
+  if (key_mask.defined() || !has_fused_attention(q)) return by_library(q, k, v, key_mask);
+  const int64_t length = k.size(1);
+  const auto ends = at::full({q.size(0), length}, length, at::TensorOptions(at::kLong).device(q.device()));
+  return fused_attention(q, k, v, {.key_ends = ends}, 1 / std::sqrt(static_cast<double>(q.size(3))));
 }
 
 }  // namespace

@@ -11,8 +11,8 @@ at::Tensor full_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 /// Attention of a sequence to itself that is not causal. q, k and v [B, rows, H, D]: the rows of `sequence` on this
 /// rank, which are exchanged for heads (Ulysses), travel in a ring, or both. `key_mask` [B, length] bool, the same on
-/// all ranks: false for padding, at the end of a row, which is no key; undefined: there is none. Results at padding
-/// mean nothing. Collective over the ranks that share the sequence.
+/// all ranks: false for padding, which is no key; undefined: there is none. Collective over the ranks that share the
+/// sequence.
 at::Tensor full_self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const at::Tensor& key_mask, const SequenceShard& sequence);
 
