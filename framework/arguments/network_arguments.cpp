@@ -140,7 +140,7 @@ void add_network_options(std::vector<Option>& rows) {
   group.add("--lora-dropout", &A::lora_dropout, kReport, "dropout on the adapter's input").at_least(0).below(1);
   group
       .add("--lora-target-modules", &A::lora_target_modules, kMustMatch,
-           "linear layers with adapters, by last name (q_proj v_proj ...); all-linear: all except the output's")
+           "linear layers with adapters, by the end of their path (q_proj ...); all-linear: all except the output's")
       .shown_as("NAME");
   group.add("--untie-embeddings-and-output-weights", &A::untie_embeddings_and_output_weights, kMustMatch,
             "separate weights for the embedding and the output layer");
