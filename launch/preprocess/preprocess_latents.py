@@ -24,8 +24,9 @@ BICUBIC = 3
 def parse_arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, metavar="DIR", help="folder of the diffusers pipeline")
-    parser.add_argument("--task", choices=tuple(PIPELINES), help="what is learnt: a video of a text, of its first frame "
-                        "too, or of VACE's controls (default: what the pipeline is for)")
+    parser.add_argument("--task", choices=tuple(PIPELINES),
+                        help="what is learnt: a video of a text, of its first frame too, or of VACE's controls "
+                             "(default: what the pipeline is for)")
     parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
                         help="JSON lines, or an array; or MindSpeed-MM's data.txt, lines of FOLDER,FILE")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder to write; give it as --data-path")
