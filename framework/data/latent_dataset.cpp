@@ -143,6 +143,7 @@ LatentSample LatentDataset::read(int64_t index) const {
   if (static_cast<double>(seed_of(seed_, index, kForCaption)) / kRange < options_.caption_dropout) {
     sample.text_features = set_->empty_prompt().text_features;
     sample.text_mask = set_->empty_prompt().text_mask;
+    sample.pooled_text = set_->empty_prompt().pooled_text;
   }
   return sample;
 }
@@ -181,6 +182,7 @@ Batch LatentDataset::collate(const std::vector<int64_t>& indices, const BatchOpt
   };
   row_column(kTextFeatures, &LatentSample::text_features);
   row_column(kTextMask, &LatentSample::text_mask);
+  row_column("pooled_text", &LatentSample::pooled_text);
   row_column(kImageFeatures, &LatentSample::image_features);
   row_column(kTimesteps, &LatentSample::timestep);
   const at::Tensor positions = zeros({3, rows, length}, at::kLong), loss_mask = zeros({rows, length}, at::kFloat);

@@ -19,6 +19,7 @@ namespace {
 constexpr const char* kVideo = "video";
 constexpr const char* kPromptIds = "prompt_ids";
 constexpr const char* kPromptMask = "prompt_mask";
+constexpr const char* kPooledPrompt = "pooled_prompt";
 
 /// A dict that torch.save has written, whose tensors are read when asked for.
 class FeatureFile {
@@ -107,6 +108,7 @@ LatentSet::LatentSet(const std::string& folder) : folder_(folder) {
   const FeatureFile prompt(empty);
   empty_prompt_.text_features = prompt.need(kPromptIds, 2);
   empty_prompt_.text_mask = as(prompt.tensor(kPromptMask, 1), at::kBool);
+  empty_prompt_.pooled_text = prompt.tensor(kPooledPrompt, 1);
 }
 
 void LatentSet::add_line(const std::string& line, int64_t number) {
@@ -144,6 +146,7 @@ LatentSample LatentSet::read(int64_t sample) const {
   LatentSample read{.latents = as(file.need(kVideo, 4), at::kFloat),
                     .text_features = file.need(kPromptIds, 2),
                     .text_mask = as(file.tensor(kPromptMask, 1), at::kBool),
+                    .pooled_text = file.tensor(kPooledPrompt, 1),
                     .conditions = as(file.tensor("i2v_vae_feature", 4), at::kFloat),
                     .image_features = file.tensor("i2v_clip_feature", 2),
                     .controls = as(file.tensor("vace_context", 4), at::kFloat),

@@ -14,6 +14,7 @@ struct LatentSample {
   at::Tensor latents;         ///< "video" [C, F, H, W] fp32
   at::Tensor text_features;   ///< "prompt_ids" [L, D]
   at::Tensor text_mask;       ///< "prompt_mask" [L] bool
+  at::Tensor pooled_text;     ///< "pooled_prompt" [P], of a second text encoder (Flux)
   at::Tensor conditions;      ///< "i2v_vae_feature" [Q, F, H, W] fp32
   at::Tensor image_features;  ///< "i2v_clip_feature" [L, D]
   at::Tensor controls;        ///< "vace_context" [Q, F, H, W] fp32
@@ -38,7 +39,7 @@ class LatentSet {
   /// Patches of the largest sample.
   int64_t most_patches(const std::array<int64_t, 3>& patch) const;
   LatentSample read(int64_t sample) const;
-  /// text_features and text_mask of the empty prompt; undefined without empty_prompt.pt.
+  /// text_features, text_mask and pooled_text of the empty prompt; undefined without empty_prompt.pt.
   const LatentSample& empty_prompt() const { return empty_prompt_; }
 
  private:
