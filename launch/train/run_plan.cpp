@@ -66,11 +66,10 @@ int64_t samples_of_epoch(const Arguments& arguments) {
 /// Without --seq-length a folder of latents says it: the patches of its largest sample.
 void take_length_of_latents(Arguments& arguments) {
   if (arguments.seq_length || !arguments.hf_model) return;
-  const auto config = read_hf_config(*arguments.hf_model);
-  if (!config) return;
-  const auto patch = config->find("patch_size");
-  if (patch == config->end() || !patch->is_array() || patch->size() != 3) return;
-  const std::array<int64_t, 3> sizes{patch->at(0), patch->at(1), patch->at(2)};
+  const auto config = read_hf_config(model_of_pipeline("--hf-model", *arguments.hf_model));
+  std::array<int64_t, 3> sizes{1, 2, 2};  // of Flux and Qwen-Image, whose files do not say it
+  if (config && config->contains("patch_size") && config->at("patch_size").is_array())
+    sizes = config->at("patch_size").get<std::array<int64_t, 3>>();
   int64_t most = 0;
   for (const auto* words : {&arguments.data_path, &arguments.train_data_path, &arguments.valid_data_path}) {
     for (const auto& prefix : parse_blend(*words).prefixes) {

@@ -249,7 +249,7 @@ struct Target {
   void (*run)(std::string_view bytes);
 };
 
-constexpr Target kTargets[] = {
+constexpr Target kFuzzTargets[] = {
     {"pickle", fuzz_pickle},
     {"metadata", fuzz_metadata},
     {"dcp_reader", fuzz_dcp_reader},
@@ -286,7 +286,7 @@ std::optional<std::string> nearest_name(std::string_view, const std::vector<std:
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   constexpr std::string_view kFlag = "--target=";
   const std::string_view flag = *argc > 1 ? (*argv)[1] : "";
-  for (const auto& target : megashard::kTargets) {
+  for (const auto& target : megashard::kFuzzTargets) {
     if (flag == "--list") std::printf("%s\n", std::string(target.name).c_str());
     if (flag.starts_with(kFlag) && flag.substr(kFlag.size()) == target.name) megashard::chosen = &target;
   }
