@@ -59,12 +59,12 @@ inline constexpr const char* kImageFeatures = "image_features";  ///< [B, L, D],
 inline constexpr const char* kCleanPatches = "clean_patches";    ///< [B, T] bool: given without noise, at timestep 0
 inline constexpr const char* kNoiseSeeds = "noise_seeds";        ///< [B] int64: of a sample's noise and timestep
 
-/// What a model of latents takes for a token: a box of frames, rows and columns of all channels.
+/// Describes the patches of a model of latents: boxes of frames, rows and columns of all channels.
 struct LatentPatches {
-  int64_t channels = 0;                                                         ///< of the latents that get noise
+  int64_t channels = 0;                                                         ///< those that get noise
   std::array<int64_t, 3> patch{};                                               ///< frames, rows, columns
-  int64_t text_width = 0;                                                       ///< of kTextFeatures
-  int64_t values() const { return channels * patch[0] * patch[1] * patch[2]; }  ///< of a patch
+  int64_t text_width = 0;                                                       ///< width of kTextFeatures
+  int64_t values() const { return channels * patch[0] * patch[1] * patch[2]; }  ///< size of a patch
 };
 
 /// Names the numbers that a loss takes from the model for each token, besides the token's own loss.

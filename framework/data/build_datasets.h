@@ -31,7 +31,7 @@ struct DataOptions {
   bool neat_packing = false;  ///< conversations only
   int64_t group = 1;          ///< Objective::rows_per_term; more than 1 needs a single set of conversations
   bool last_tokens = false;   ///< Needs::last_tokens
-  std::optional<LatentOptions> latents{};  ///< of a model of latents, which takes no tokens
+  std::optional<LatentOptions> latents{};  ///< set for a model of latents, which takes no tokens
   int64_t vocab_size = 0;
   int64_t eod_id = -1;  ///< if negative, mock data use the last token of the vocabulary
   /// Number of samples. 0: the split is not built. nullopt: each document once.

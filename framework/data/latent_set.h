@@ -9,7 +9,7 @@
 
 namespace megashard {
 
-/// What a model of latents learns from: a video, or a picture as one of a single frame. Undefined tensors are absent.
+/// Holds a sample of a model of latents: a video, or a picture as one of a single frame. Undefined tensors are absent.
 struct LatentSample {
   at::Tensor latents;         ///< "video" [C, F, H, W] fp32
   at::Tensor text_features;   ///< "prompt_ids" [L, D]

@@ -22,7 +22,7 @@ struct NoiseLevel {
   double timestep;  ///< 0 .. 1000
   double latents, noise;
   double target_latents, target_noise;
-  double weight = 1;  ///< of the sample's loss
+  double weight = 1;  ///< multiplies the sample's loss
 };
 
 /// A loss of models of latents: the weighted mean of the patches' squared errors. The data loader adds the noise

@@ -12,7 +12,7 @@ struct LatentSampling {
   int64_t steps = 50;
   double shift = 1;           ///< noise levels sigma are shift sigma / (1 + (shift - 1) sigma) of equally spaced ones
   double guidance_scale = 1;  ///< 1: without a second forward for the empty prompt
-  at::Tensor empty_text_features{}, empty_text_mask{};  ///< of the empty prompt, [L, D] and [L]; for guidance
+  at::Tensor empty_text_features{}, empty_text_mask{};  ///< the empty prompt's, [L, D] and [L]
 };
 
 /// Predictions of a batch of whole sequences on the host: [P, B, T] fp32 on the CPU. One forward, without gradients.

@@ -64,7 +64,7 @@ class Trainer {
     int64_t train_iters = 0;
     std::vector<Batch> batches{};  // this rank's, of the current step
     int64_t samples = 0;           // of all ranks in that step
-    int64_t length = 0;            // of these samples: tokens or patches
+    int64_t length = 0;            // number of tokens, or patches, of a sample
     double lr = 0, seconds = 0;
     bool has_reported = false;  // a step of this run
     StopRequest stop = StopRequest::kNone;

@@ -11,7 +11,7 @@
 
 namespace megashard {
 
-/// What `megashard infer` writes for a model of latents: folders of features.
+/// Names the folders of features that `megashard infer` writes for a model of latents.
 struct LatentOutputs {
   std::optional<std::string> samples, velocities;
   LatentSampling sampling{};

@@ -8,7 +8,7 @@
 
 namespace megashard {
 
-/// What MindSpeed-MM's sections of a diffusion model say: features of videos and the noise (pretrain_sora.py).
+/// Holds MindSpeed-MM's settings of a diffusion model: its features of videos, and its noise (pretrain_sora.py).
 struct MindSpeedDiffusion {
   std::string place;         ///< "data.json: dataset_param", the beginning of messages
   std::string dataset_type;  ///< "feature": the data are features already
@@ -17,7 +17,7 @@ struct MindSpeedDiffusion {
   std::string data_folder;   ///< where paths in data.jsonl begin
   std::string pipeline;      ///< folder of diffusers, whose part some key names
   std::string weights;       ///< predictor.from_pretrained
-  int64_t rows = 0, columns = 0, frames = 0, text_length = 512;  ///< of a video and of a caption
+  int64_t rows = 0, columns = 0, frames = 0, text_length = 512;  ///< sizes of a video; tokens of a caption
   double frames_per_second = 0;
   double shift = 3;
   /// Range of the timesteps, as shares of the descending table of 1,000 levels.

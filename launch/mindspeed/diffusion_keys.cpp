@@ -98,7 +98,7 @@ const MindSpeedKey kPredictor[] = {
     {"qk_norm"},
     {"qk_norm_type"},
     {"cross_attn_norm"},
-    {"max_seq_len"},  // of the rotation's table
+    {"max_seq_len"},  // sizes the rotation's table
     {"pipeline_num_layers"},
     {"seperated_timestep"},  // clean frames of the data have the timestep 0
 };

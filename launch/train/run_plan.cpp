@@ -67,7 +67,7 @@ int64_t samples_of_epoch(const Arguments& arguments) {
 void take_length_of_latents(Arguments& arguments) {
   if (arguments.seq_length || !arguments.hf_model) return;
   const auto config = read_hf_config(model_of_pipeline("--hf-model", *arguments.hf_model));
-  std::array<int64_t, 3> sizes{1, 2, 2};  // of Flux and Qwen-Image, whose files do not say it
+  std::array<int64_t, 3> sizes{1, 2, 2};  // Flux's and Qwen-Image's, whose files do not say it
   if (config && config->contains("patch_size") && config->at("patch_size").is_array())
     sizes = config->at("patch_size").get<std::array<int64_t, 3>>();
   int64_t most = 0;

@@ -18,9 +18,9 @@ namespace megashard {
 inline constexpr const char* kPooledText = "pooled_text";  ///< [B, P], of its second text encoder
 inline constexpr const char* kGuidance = "guidance";  ///< [B] fp32: scale that a distilled model learned; absent: 1
 
-/// What all models of latents tell of themselves.
+/// Describes a model of latents to its base.
 struct LatentSpec {
-  std::string class_name{};  ///< of diffusers, for wrap policies
+  std::string class_name{};  ///< diffusers', for wrap policies
   LatentPatches patches{};
   bool channels_last = false;  ///< predictions have a patch's values in the order frame, row, column, channel
   int64_t num_heads = 0;

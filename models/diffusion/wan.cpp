@@ -54,7 +54,7 @@ class WanTransformer3DModel final : public LatentModel, public SelfInitializing 
 
  private:
   WanConditions conditions_of(const Batch& input);
-  /// What the control blocks add behind the layers of the configuration.
+  /// Returns what the control blocks add behind each layer; undefined: nothing.
   std::vector<at::Tensor> control_addends(const Batch& input, const at::Tensor& hidden, const WanPass& pass);
 
   WanConfig config_;

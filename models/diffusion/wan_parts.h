@@ -16,7 +16,7 @@
 
 namespace megashard {
 
-/// What a model makes of a batch's timesteps, text and pictures. S = 2 if some patches are given clean: the second is
+/// Holds what a model makes of a batch's timesteps, text and pictures. S = 2 if some patches are given clean: the second is
 /// that of timestep 0.
 struct WanConditions {
   at::Tensor time;        // [B, S, C]

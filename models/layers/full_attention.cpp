@@ -25,7 +25,7 @@ at::Tensor by_library(const at::Tensor& q, const at::Tensor& k, const at::Tensor
       .to(q.scalar_type());
 }
 
-/// Of whole sequences.
+/// Attends from all rows of whole sequences to all keys.
 at::Tensor attend_all(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& key_mask) {
   if (key_mask.defined() || !has_fused_attention(q)) return by_library(q, k, v, key_mask);
   const int64_t length = k.size(1);

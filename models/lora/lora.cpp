@@ -27,7 +27,7 @@ namespace {
 
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
-/// What PEFT's target_modules call a layer: its last name, of an entry of a list ("to_out.0") with the list's.
+/// The name of a layer in PEFT's target_modules: its last name, with that of its list for an entry ("to_out.0").
 std::string target_name(const std::string& path) {
   const auto last = last_name(path);
   const bool is_entry = last.find_first_not_of("0123456789") == std::string::npos;
