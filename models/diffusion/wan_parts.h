@@ -16,8 +16,8 @@
 
 namespace megashard {
 
-/// Holds what a model makes of a batch's timesteps, text and pictures. S = 2 if some patches are given clean: the second is
-/// that of timestep 0.
+/// Holds what a model makes of a batch's timesteps, text and pictures. S = 2 if some patches are given clean: the
+/// second is that of timestep 0.
 struct WanConditions {
   at::Tensor time;        // [B, S, C]
   at::Tensor modulation;  // [B, S, 6, C]
