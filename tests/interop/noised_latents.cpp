@@ -1,8 +1,8 @@
 // Writes what an objective adds to batches of latents, for test_denoising.py.
 //   noised_latents IN OUT NAME [FLAG VALUE]...
 //
-// IN: safetensors with latents [P, B, T], noise_seeds [B], loss_mask [B, T] and, if given, noise and timesteps. OUT: the
-// columns after Objective::prepare, and weights [B, T].
+// IN: safetensors with latents [P, B, T], noise_seeds [B], loss_mask [B, T] and, if given, noise and timesteps. OUT:
+// the columns after Objective::prepare, and weights [B, T].
 #include <cstdlib>
 #include <map>
 #include <string>
