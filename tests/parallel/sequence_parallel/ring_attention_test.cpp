@@ -14,6 +14,7 @@
 #include "parallel/sequence_parallel/ring_blocks.h"
 #include "parallel/sequence_parallel/ulysses.h"
 #include "tests/support/attention_formula.h"
+#include "tests/support/default_device.h"
 #include "tests/support/formula.h"
 #include "tests/support/recording_group.h"
 #include "tests/support/run_ranks.h"
@@ -96,6 +97,7 @@ struct RingCase {
   }
   at::Tensor key_mask() const {  // [B, T]
     if (keys.empty()) return {};
+    const testing::MadeOnTheHost on_host;
     return at::arange(length).unsqueeze(0).lt(at::tensor(keys).unsqueeze(1));
   }
   at::Tensor seen() const {  // [T, T] or [B, 1, 1, T]
