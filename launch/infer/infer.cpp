@@ -45,7 +45,8 @@ Program make_infer_program() {
                   "  megashard infer --hf-model REFERENCE --data-path pairs --into ref_log_probs\n"
                   "  megashard infer --hf-model REWARD_MODEL --data-path data --scores out.npy\n"
                   "  megashard infer run.yaml --load runs/a --generate 64 --generated out.npy\n"
-                  "  megashard infer --hf-model WAN --data-path features --latents out --guidance-scale 5\n"};
+                  "  megashard infer --hf-model WAN --data-path clips --latents out \\\n"
+                  "    --guidance-scale 5\n"};
   const auto more = latent_flags();
   program.flags.insert(program.flags.end(), more.begin(), more.end());
   return program;

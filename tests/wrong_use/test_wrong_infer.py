@@ -50,8 +50,8 @@ LOG_PROBS = ["--log-probs", "{folder}/out.npy"]
 CASES = {
     "latents of a model of tokens": (infer("--latents", "{folder}/out"), USAGE, "the model takes tokens; --latents"),
     "steps without latents": (infer(*LOG_PROBS, "--sampling-steps", "3"), USAGE, "--sampling-steps needs --latents"),
-    "nothing to do": (infer(), USAGE, "nothing to do; give --log-probs FILE.npy, --into COLUMN, --scores FILE.npy or "
-                      "--generate N"),
+    "nothing to do": (infer(), USAGE, "nothing to do; give --log-probs FILE.npy, --into COLUMN, --scores FILE.npy, "
+                      "--generate N, --latents DIR or --velocities DIR"),
     "a number without a file": (infer("--generate", "3"), USAGE,
                                 "--generate N and --generated FILE.npy belong together"),
     "a file without a number": (infer("--generated", "x.npy"), USAGE,
