@@ -92,7 +92,7 @@ def draw(samples, file):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=pathlib.Path, help="folder of the run, which is made")
-    parser.add_argument("--steps", type=int, default=1500, help="of training (1500)")
+    parser.add_argument("--steps", type=int, default=3000, help="of training (3000)")
     parser.add_argument("--ranks", type=int, default=2, help="of training and sampling (2)")
     options = parser.parse_args()
     run, ranks = options.run, str(options.ranks)
