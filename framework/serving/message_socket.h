@@ -53,7 +53,7 @@ class MessageSocket {
   std::chrono::minutes timeout_;
   Time deadline_;
   std::optional<Descriptor> listener_, client_;
-  std::string arrived_;  // of the next message
+  std::string arrived_;  // bytes of the next message
 };
 
 inline constexpr const char* kMessageMark = "megashd1";  ///< 8 bytes, the last one is the protocol's version

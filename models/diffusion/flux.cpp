@@ -1,5 +1,3 @@
-#include "models/diffusion/flux.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
@@ -28,7 +26,7 @@ constexpr int64_t kFluxTextLength = 512;
 constexpr double kTimestepRange = 1000;
 
 struct FluxConfig {
-  int64_t in_channels = 64, out_channels = 64;  ///< of packed latents, 2 x 2 of them
+  int64_t in_channels = 64, out_channels = 64;  ///< packed: 2 x 2 latents
   int64_t num_layers = 19, num_single_layers = 38;
   JointSizes sizes{.num_heads = 24, .head_dim = 128};
   int64_t text_dim = 4096, pooled_dim = 768;

@@ -4,9 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "framework/modules/deferred_init.h"
-#include "models/diffusion/flux.h"
-#include "models/diffusion/qwen_image.h"
-#include "models/diffusion/wan.h"
+#include "models/diffusion/wan_config.h"
 
 namespace megashard {
 

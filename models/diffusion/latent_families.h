@@ -12,6 +12,8 @@
 
 namespace megashard {
 
+struct WanConfig;
+
 /// A class of diffusers that predicts latents.
 struct LatentFamily {
   std::string class_name;  ///< `_class_name` of config.json
@@ -24,6 +26,13 @@ const std::vector<LatentFamily>& latent_families();
 const LatentFamily* latent_family_of(const nlohmann::ordered_json& config);
 /// Throws for settings of config.json that the family does not support.
 void check_settings(const LatentFamily& family, const HfConfig& config);
+
+/// diffusers' WanTransformer3DModel and WanVACETransformer3DModel.
+std::shared_ptr<LatentModel> make_wan(const WanConfig& config);
+/// diffusers' FluxTransformer2DModel (Flux.1). Reads config.json. Throws for unsupported settings.
+std::shared_ptr<LatentModel> make_flux(const HfConfig& config);
+/// diffusers' QwenImageTransformer2DModel. Reads config.json. Throws for unsupported settings.
+std::shared_ptr<LatentModel> make_qwen_image(const HfConfig& config);
 
 /// Throws unless the channels that turn by each axis add up to a head.
 void require_axes(const HfConfig& config, const std::vector<int64_t>& axes, int64_t head_dim);

@@ -49,7 +49,7 @@ struct LatentMlpSpec {
   std::string class_name{};  ///< for wrap policies
   int64_t in = 0, inner = 0, out = 0;
   Activation activation = Activation::kGeluTanh;
-  double init_scale = 1;  ///< of both weights; 0: Xavier's
+  double init_scale = 1;  ///< both weights'; 0: Xavier's
 };
 
 class LatentMlp : public torch::nn::Module {

@@ -1,5 +1,3 @@
-#include "models/diffusion/qwen_image.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/maximum.h>

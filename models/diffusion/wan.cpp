@@ -1,5 +1,3 @@
-#include "models/diffusion/wan.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -12,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/diffusion/latent_families.h"
 #include "models/diffusion/latent_parts.h"
 #include "models/diffusion/wan_parts.h"
 #include "models/vision/tower_parts.h"
