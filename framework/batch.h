@@ -61,7 +61,7 @@ inline constexpr const char* kNoiseSeeds = "noise_seeds";        ///< [B] int64:
 
 /// Describes the patches of a model of latents: boxes of frames, rows and columns of all channels.
 struct LatentPatches {
-  int64_t channels = 0;                                                         ///< those that get noise
+  int64_t channels = 0;                                                         ///< number of channels that get noise
   std::array<int64_t, 3> patch{};                                               ///< frames, rows, columns
   int64_t text_width = 0;                                                       ///< width of kTextFeatures
   int64_t values() const { return channels * patch[0] * patch[1] * patch[2]; }  ///< size of a patch

@@ -35,7 +35,7 @@ struct StepToHfOptions {
   /// check.
   std::function<void(const std::vector<TensorInfo>& weights)> check{};
   int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
-  std::string stem = HfSaveOptions().stem;  ///< of the weights' file names
+  std::string stem = HfSaveOptions().stem;  ///< stem of the weights' file names
 };
 
 /// Writes the model of a step as a Hugging Face model directory (MindSpeed-MM's dcp_to_hf). Optimizer state and values

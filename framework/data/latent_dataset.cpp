@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <map>
@@ -104,10 +105,7 @@ LatentDataset::LatentDataset(std::shared_ptr<const LatentSet> set, const SplitOp
 }
 
 int64_t LatentDataset::patches_of(int64_t sample) const {
-  const auto& shape = set_->shape(sample);
-  int64_t patches = 1;
-  for (size_t i = 0; i < options_.patches.patch.size(); ++i) patches *= shape[i + 1] / options_.patches.patch[i];
-  return patches;
+  return c10::multiply_integers(patch_grid(set_->shape(sample), options_.patches.patch));
 }
 
 void LatentDataset::check_sample(int64_t sample, int64_t seq_length) const {
@@ -190,10 +188,8 @@ Batch LatentDataset::collate(const std::vector<int64_t>& indices, const BatchOpt
   const at::Tensor seeds = zeros({rows}, at::kLong);
   for (int64_t row = 0; row < rows; ++row) {
     const auto place = static_cast<size_t>(row);
-    const auto& shape = set_->shape(order_[static_cast<size_t>(indices[place])]);
-    std::array<int64_t, 3> grid{};
-    for (size_t i = 0; i < grid.size(); ++i) grid[i] = shape[i + 1] / options_.patches.patch[i];
-    const int64_t count = grid[0] * grid[1] * grid[2];
+    const auto grid = patch_grid(set_->shape(order_[static_cast<size_t>(indices[place])]), options_.patches.patch);
+    const int64_t count = c10::multiply_integers(grid);
     for (size_t i = 0; i < grid.size(); ++i) {
       std::array<int64_t, 3> along{1, 1, 1};
       along[i] = grid[i];

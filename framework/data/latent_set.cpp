@@ -1,6 +1,7 @@
 #include "framework/data/latent_set.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -93,6 +94,10 @@ std::array<int64_t, 4> shape_of(const std::vector<int64_t>& sizes, const std::st
 
 }  // namespace
 
+std::array<int64_t, 3> patch_grid(const std::array<int64_t, 4>& shape, const std::array<int64_t, 3>& patch) {
+  return {shape[1] / patch[0], shape[2] / patch[1], shape[3] / patch[2]};
+}
+
 LatentSet::LatentSet(const std::string& folder) : folder_(folder) {
   const std::string path = folder + kLatentsFile;
   std::ifstream file(path);
@@ -135,8 +140,7 @@ void LatentSet::add_line(const std::string& line, int64_t number) {
 
 int64_t LatentSet::most_patches(const std::array<int64_t, 3>& patch) const {
   int64_t most = 0;
-  for (const auto& shape : shapes_)
-    most = std::max(most, shape[1] / patch[0] * (shape[2] / patch[1]) * (shape[3] / patch[2]));
+  for (const auto& shape : shapes_) most = std::max(most, c10::multiply_integers(patch_grid(shape, patch)));
   return most;
 }
 

@@ -51,6 +51,9 @@ class LatentSet {
   LatentSample empty_prompt_;
 };
 
+/// How many patches latents of `shape` [C, F, H, W] have by frames, rows and columns.
+std::array<int64_t, 3> patch_grid(const std::array<int64_t, 4>& shape, const std::array<int64_t, 3>& patch);
+
 inline constexpr const char* kLatentsFile = "/data.jsonl";
 
 }  // namespace megashard

@@ -49,6 +49,9 @@ class Denoising : public Objective {
   std::string name_;
 };
 
+/// Moves a noise level sigma from [0, 1] towards noise; 1 / shift moves it back (flow_shift).
+inline double shifted_sigma(double sigma, double shift) { return shift * sigma / (1 + (shift - 1) * sigma); }
+
 /// A number from [0, 1) in double precision.
 double uniform_draw(at::Generator& generator);
 

@@ -33,8 +33,6 @@ double bell(double timestep) {
   return std::exp(-2 * distance * distance);
 }
 
-double shifted(double sigma, double shift) { return shift * sigma / (1 + (shift - 1) * sigma); }
-
 /// Rectified flow: x_t = (1 - sigma) x + sigma n at the timestep 1000 sigma, and the target is the velocity n - x.
 /// Sigma is drawn, then shifted towards noise: s sigma / (1 + (s - 1) sigma).
 class FlowMatching final : public Denoising {
@@ -44,7 +42,7 @@ class FlowMatching final : public Denoising {
     // Over the noise levels 1, 0.999 ... 0.001 the weights of the bell begin at 0 and have the mean 1.
     std::vector<double> bells;
     for (int64_t i = 1; i <= kTimestepCount; ++i)
-      bells.push_back(bell(kTimestepCount * shifted(static_cast<double>(i) / kTimestepCount, options.shift)));
+      bells.push_back(bell(kTimestepCount * shifted_sigma(static_cast<double>(i) / kTimestepCount, options.shift)));
     bell_floor_ = *std::ranges::min_element(bells);
     bell_mean_ = std::accumulate(bells.begin(), bells.end(), 0.0) / kTimestepCount - bell_floor_;
   }
@@ -53,11 +51,11 @@ class FlowMatching final : public Denoising {
   double draw_timestep(at::Generator& generator, int64_t patches) const override {
     const double shift = shift_for(patches);
     const auto share_before = [&](double timestep) {
-      return share_below(shifted(timestep / kTimestepCount, 1 / shift));
+      return share_below(shifted_sigma(timestep / kTimestepCount, 1 / shift));
     };
     const double least = share_before(options_.least), most = share_before(options_.most);
     const double sigma = with_share_below(least + uniform_draw(generator) * (most - least));
-    return kTimestepCount * shifted(sigma, shift);
+    return kTimestepCount * shifted_sigma(sigma, shift);
   }
 
   NoiseLevel level_at(double timestep) const override {

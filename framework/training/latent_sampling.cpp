@@ -8,7 +8,7 @@
 
 #include <utility>
 
-#include "framework/objectives/objectives.h"
+#include "framework/objectives/denoising.h"
 
 namespace megashard {
 
@@ -44,7 +44,7 @@ at::Tensor sample_latents(MultiModalModule& model, Batch whole, const LatentSamp
   at::Tensor latents = whole.at(kLatents);
   const auto sigma_at = [&](int64_t step) {
     const double sigma = 1 - static_cast<double>(step) / static_cast<double>(options.steps);
-    return options.shift * sigma / (1 + (options.shift - 1) * sigma);
+    return shifted_sigma(sigma, options.shift);
   };
   for (int64_t step = 0; step < options.steps; ++step) {
     const auto velocity_for = [&](Batch batch) {

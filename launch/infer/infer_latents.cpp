@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "checkpoint/files/output_file.h"
 #include "checkpoint/values/torch_archive.h"
@@ -125,9 +126,8 @@ void infer_latents(const InferenceRun& run, LatentOutputs outputs) {
   for (int64_t start = 0; start < count; start += batch * readers) {
     if (progress.is_due()) run.sink(Severity::kNotice, c10::str("Inferring: sample ", start, "/", count));
     const int64_t first = std::min(start + run.readers->rank() * batch, count), last = std::min(first + batch, count);
-    std::vector<int64_t> mine;  // a rank without samples helps the others
-    for (int64_t i = std::min(first, count - 1); i < std::max(last, std::min(first, count - 1) + 1); ++i)
-      mine.push_back(i);
+    std::vector<int64_t> mine(static_cast<size_t>(std::max<int64_t>(last - first, 1)));
+    std::iota(mine.begin(), mine.end(), std::min(first, count - 1));  // a rank without samples helps the others
     const Batch whole = data.collate(mine, {.length_multiple = arguments.sequence_multiple()});
     if (outputs.velocities) {
       Batch noisy = whole;

@@ -7,6 +7,7 @@
 #include "framework/arguments/argument_value.h"
 #include "framework/data/latent_set.h"
 #include "framework/diagnostics.h"
+#include "framework/objectives/denoising.h"
 #include "launch/mindspeed/preparation.h"
 
 namespace megashard {
@@ -46,10 +47,7 @@ std::string MindSpeedDiffusion::model_folder() const {
   return (fs::path(pipeline) / (is_second ? "transformer_2" : "transformer")).string();
 }
 
-double MindSpeedDiffusion::timestep_at(double share) const {
-  const double sigma = 1 - share;
-  return 1000 * shift * sigma / (1 + (shift - 1) * sigma);
-}
+double MindSpeedDiffusion::timestep_at(double share) const { return kTimestepCount * shifted_sigma(1 - share, shift); }
 
 void require_features(const MindSpeedDiffusion& diffusion) {
   const auto list = diffusion.features() + kLatentsFile;

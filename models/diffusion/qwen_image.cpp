@@ -24,8 +24,8 @@ constexpr int64_t kQwenTextLength = 512;
 constexpr double kQwenTimesteps = 1000;
 
 struct QwenImageConfig {
-  int64_t in_channels = 64;   ///< of packed latents
-  int64_t out_channels = 16;  ///< of latents
+  int64_t in_channels = 64;   ///< channels of packed latents
+  int64_t out_channels = 16;  ///< channels of latents
   int64_t num_layers = 60;
   JointSizes sizes{.num_heads = 24, .head_dim = 128};
   int64_t text_dim = 3584;

@@ -15,18 +15,18 @@ struct WanConfig {
   std::array<int64_t, 3> patch{1, 2, 2};
   int64_t num_heads = 40;
   int64_t head_dim = 128;
-  int64_t in_channels = 16;   ///< of latents and conditions
-  int64_t out_channels = 16;  ///< of latents
+  int64_t in_channels = 16;   ///< channels of latents and conditions
+  int64_t out_channels = 16;  ///< channels of latents
   int64_t text_dim = 4096;
-  int64_t time_channels = 256;  ///< of the waves of a timestep (freq_dim)
+  int64_t time_channels = 256;  ///< channels of a timestep's waves (freq_dim)
   int64_t ffn_dim = 13824;
   int64_t num_layers = 40;
   bool cross_attn_norm = true;
   double eps = 1e-6;
-  int64_t image_dim = 0;                  ///< of kImageFeatures; 0: the model takes none
+  int64_t image_dim = 0;                  ///< width of kImageFeatures; 0: the model takes none
   int64_t image_positions = 0;            ///< learned positions of image features (pos_embed_seq_len); 0: none
   std::vector<int64_t> control_layers{};  ///< take what the control blocks make, one each (vace_layers); empty: none
-  int64_t control_channels = 0;           ///< of kControls (vace_in_channels)
+  int64_t control_channels = 0;           ///< channels of kControls (vace_in_channels)
 
   int64_t width() const { return num_heads * head_dim; }
   int64_t box() const { return patch[0] * patch[1] * patch[2]; }
