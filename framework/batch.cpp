@@ -52,6 +52,13 @@ const at::Tensor& Batch::at(std::string_view name) const {
   return found->second.data;
 }
 
+const at::Tensor& Batch::per_token() const {
+  for (const char* name : {kLatents, kTokens}) {
+    if (columns.contains(name)) return at(name);
+  }
+  return at(kLossMask);
+}
+
 void Batch::set(const std::string& name, at::Tensor data, Axis axis, bool is_input) {
   if (data.defined()) columns[name] = {.data = std::move(data), .axis = axis, .is_input = is_input};
 }

@@ -57,6 +57,8 @@ inline constexpr const char* kTextFeatures = "text_features";    ///< [B, L, D],
 inline constexpr const char* kTextMask = "text_mask";            ///< [B, L] bool: false for padding
 inline constexpr const char* kImageFeatures = "image_features";  ///< [B, L, D], of the image encoder
 inline constexpr const char* kCleanPatches = "clean_patches";    ///< [B, T] bool: given without noise, at timestep 0
+inline constexpr const char* kPooledText = "pooled_text";        ///< [B, P], of Flux's second text encoder
+inline constexpr const char* kNoise = "noise";                   ///< [P, B, T] fp32: in place of a drawn one
 inline constexpr const char* kNoiseSeeds = "noise_seeds";        ///< [B] int64: of a sample's noise and timestep
 
 /// Describes the patches of a model of latents: boxes of frames, rows and columns of all channels.
@@ -94,7 +96,7 @@ struct Batch {
   /// Removes a column. Returns its tensor; undefined if there was none.
   at::Tensor take(std::string_view name);
 
-  /// Sizes of kTokens, or of kLatents: the number of samples, and of the tokens (patches) of each.
+  /// Sizes of kTokens, of kLatents, or else of kLossMask: the number of samples, and of the tokens (patches) of each.
   int64_t rows() const { return per_token().size(-2); }
   int64_t length() const { return per_token().size(-1); }
 
@@ -112,7 +114,7 @@ struct Batch {
   }
 
  private:
-  const at::Tensor& per_token() const { return at(columns.contains(kLatents) ? kLatents : kTokens); }
+  const at::Tensor& per_token() const;
 };
 
 /// One batch of the samples of all parts; shorter ones are padded, which the token mask then shows. Throws for a column

@@ -174,13 +174,13 @@ Batch LatentDataset::collate(const std::vector<int64_t>& indices, const BatchOpt
   set_patches(kLatents, &LatentSample::latents);
   set_patches(kConditions, &LatentSample::conditions);
   set_patches(kControls, &LatentSample::controls);
-  set_patches("noise", &LatentSample::noise);
+  set_patches(kNoise, &LatentSample::noise);
   const auto row_column = [&](const char* name, at::Tensor LatentSample::*member) {
     batch.set(name, stacked(samples, member, name, set_->folder(), options.pin_memory), Axis::kRow);
   };
   row_column(kTextFeatures, &LatentSample::text_features);
   row_column(kTextMask, &LatentSample::text_mask);
-  row_column("pooled_text", &LatentSample::pooled_text);
+  row_column(kPooledText, &LatentSample::pooled_text);
   row_column(kImageFeatures, &LatentSample::image_features);
   row_column(kTimesteps, &LatentSample::timestep);
   const at::Tensor positions = zeros({3, rows, length}, at::kLong), loss_mask = zeros({rows, length}, at::kFloat);

@@ -10,9 +10,6 @@
 
 namespace megashard {
 
-/// Column [P, B, T] fp32 that a data set may give: the noise, in place of a drawn one.
-inline constexpr const char* kNoise = "noise";
-
 /// num_train_timesteps of the field's schedulers.
 inline constexpr int64_t kTimestepCount = 1000;
 

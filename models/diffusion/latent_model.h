@@ -14,9 +14,8 @@
 
 namespace megashard {
 
-// Columns of Flux.
-inline constexpr const char* kPooledText = "pooled_text";  ///< [B, P], of its second text encoder
-inline constexpr const char* kGuidance = "guidance";  ///< [B] fp32: scale that a distilled model learned; absent: 1
+/// Column [B] fp32 of Flux: the scale of guidance that a distilled model learned; absent: 1.
+inline constexpr const char* kGuidance = "guidance";
 
 /// Describes a model of latents to its base.
 struct LatentSpec {
