@@ -135,7 +135,8 @@ StackOutput DecoderStack::forward(const Batch& input, const InjectedEmbeddings& 
     hidden = take(layers_[i]->forward(hidden, pass));
     if (i >= injected.deepstack.size()) continue;
     hidden = hidden.flatten(0, 1)
-                 .index_add(0, injected.token_indices, injected.deepstack[i].to(hidden.scalar_type()))
+                 .index_add(0, injected.token_indices.narrow(0, 0, injected.deepstack[i].size(0)),
+                            injected.deepstack[i].to(hidden.scalar_type()))
                  .view(hidden.sizes());
   }
   hidden = norm_->forward(hidden);
@@ -258,10 +259,17 @@ ModelOutput DecoderModel::head_output(const at::Tensor& states, const Batch& inp
 }
 
 std::string DecoderModel::text_path() const { return encoded_ ? "model.language_model." : "model."; }
-std::string DecoderModel::encoder_path() const { return "model." + network_.encoder->name() + "."; }
-std::string DecoderModel::encoder_layers() const {
-  const auto layers = encoded_ ? network_.encoder->layers() : "";
-  return layers.empty() ? layers : encoder_path() + layers;
+
+std::vector<EncoderTower> DecoderModel::towers() const {
+  return encoded_ ? network_.encoder->towers() : std::vector<EncoderTower>();
+}
+
+std::vector<std::string> DecoderModel::encoder_layers() const {
+  std::vector<std::string> patterns;
+  for (const auto& tower : towers()) {
+    if (!tower.layers.empty()) patterns.push_back("model." + tower.name + "." + tower.layers);
+  }
+  return patterns;
 }
 
 OtherPaths DecoderModel::megatron_paths() const {
@@ -277,27 +285,26 @@ OtherPaths DecoderModel::megatron_paths() const {
                                {inside + "decoder.final_layernorm", text + "norm"},
                                {inside + "output_layer", "lm_head"}});
   }
-  if (encoded_) paths.emplace_back(network_.encoder->megatron_name(), "model." + network_.encoder->name());
+  for (const auto& tower : towers()) paths.emplace_back(tower.megatron_name, "model." + tower.name);
   return paths;
 }
 
 std::vector<std::string> DecoderModel::default_modules_to_wrap() const {
-  auto patterns = patterns_of_part("layer");
-  if (const auto layers = encoder_layers(); !layers.empty()) patterns.insert(patterns.begin(), layers);
+  auto patterns = encoder_layers();
+  std::ranges::copy(patterns_of_part("layer"), std::back_inserter(patterns));
   return patterns;
 }
 
 std::vector<std::string> DecoderModel::patterns_of_part(const std::string& part) const {
-  if (part == "tower_layer") {
-    const auto layers = encoder_layers();
-    return layers.empty() ? std::vector<std::string>() : std::vector{layers};
-  }
+  if (part == "tower_layer") return encoder_layers();
   return megashard::patterns_of_part(network_, text_path(), part);
 }
 
 std::optional<bool> DecoderModel::cast_forward_inputs(const NamedModule& each) const {
-  const bool keeps = encoded_ && !network_.encoder->casts_inputs() && each.path.starts_with(encoder_path());
-  return keeps ? std::optional<bool>(false) : std::nullopt;
+  for (const auto& tower : towers()) {
+    if (!tower.casts_inputs && each.path.starts_with("model." + tower.name + ".")) return false;
+  }
+  return std::nullopt;
 }
 
 bool DecoderModel::keeps_fp32(const std::string& name) const {

@@ -131,9 +131,9 @@ class DecoderModel : public ExpertParallelModule, public KeepsKeys {
   TokenLosses token_losses(const at::Tensor& states, const at::Tensor& labels, const at::Tensor& weights);
   /// The loss of each prediction layer (--mtp-loss-scaling-factor).
   std::vector<AuxTerm> prediction_terms(const std::vector<at::Tensor>& predicted, const Batch& input);
-  std::string text_path() const;       // path of the decoder, with its dot
-  std::string encoder_layers() const;  // pattern of the encoder's layers; empty: none
-  std::string encoder_path() const;    // of the encoder, with its dot
+  std::string text_path() const;                    // path of the decoder, with its dot
+  std::vector<EncoderTower> towers() const;         // of the encoder
+  std::vector<std::string> encoder_layers() const;  // patterns of the towers' layers
 
   Network network_;
   BuildContext context_;

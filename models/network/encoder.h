@@ -17,7 +17,7 @@ namespace megashard {
 struct InjectedEmbeddings {
   at::Tensor token_indices;           ///< [N] int64: of the B * T tokens, which the features replace
   at::Tensor features;                ///< [N, C]
-  std::vector<at::Tensor> deepstack;  ///< each [N, C]: added to these tokens after layer 0, 1, ...
+  std::vector<at::Tensor> deepstack;  ///< each [M, C]: added to the first M of these tokens after layer 0, 1, ...
   at::Tensor key_ends{};              ///< KeySpan::key_ends; undefined: causal
 
   template <class F>
@@ -43,22 +43,24 @@ class Encoder {
   virtual InjectedEmbeddings encode(const Batch& input) = 0;
 };
 
+/// A module of an encoder that has layers.
+struct EncoderTower {
+  std::string name;           ///< "visual"
+  std::string megatron_name;  ///< "image_encoder"
+  /// Pattern of its layers, relative to the module: units of FSDP2, and the modules that a recompute of towers names.
+  /// Empty: none.
+  std::string layers{};
+  bool casts_inputs = true;  ///< false: inputs of it and of modules in it keep their dtype under mixed precision
+};
+
 /// Description of an encoder. An open set: one file per kind.
 class EncoderSpec {
  public:
   virtual ~EncoderSpec() = default;
   virtual std::shared_ptr<Encoder> build() const = 0;
-  /// Name of its module with the layers: "visual".
-  virtual std::string name() const = 0;
   /// Class of the module `model`, which holds encoder and decoder, for wrap policies.
   virtual std::string owner_class() const = 0;
-  /// Megatron's name of that module: "image_encoder".
-  virtual std::string megatron_name() const = 0;
-  /// Pattern of its layers, relative to that module: units of FSDP2, and the modules that a recompute of towers names.
-  /// Empty: none.
-  virtual std::string layers() const { return {}; }
-  /// False: inputs of that module and those in it keep their dtype under mixed precision.
-  virtual bool casts_inputs() const { return true; }
+  virtual std::vector<EncoderTower> towers() const = 0;
   /// MegatronModule::qkv_split_shapes of its weights.
   virtual std::vector<int64_t> qkv_split_shapes(const std::string& /*name*/,
                                                 const std::vector<int64_t>& /*sizes*/) const {

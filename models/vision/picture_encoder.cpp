@@ -185,10 +185,8 @@ class ProjectedTowerSpec final : public EncoderSpec {
       : config_(std::move(config)), layers_(std::move(layers)), build_(std::move(build)) {}
 
   std::shared_ptr<Encoder> build() const override { return std::make_shared<PictureEncoder>(config_, build_()); }
-  std::string name() const override { return "vision_tower"; }
   std::string owner_class() const override { return config_.model_name; }
-  std::string megatron_name() const override { return "image_encoder"; }
-  std::string layers() const override { return layers_; }
+  std::vector<EncoderTower> towers() const override { return {{"vision_tower", "image_encoder", layers_}}; }
 
  private:
   VisionLanguageConfig config_;

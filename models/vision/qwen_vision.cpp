@@ -28,12 +28,11 @@ class QwenVisionSpec final : public EncoderSpec {
   std::shared_ptr<Encoder> build() const override {
     return std::make_shared<PictureEncoder>(config_, std::make_shared<QwenTower>(config_.vision));
   }
-  std::string name() const override { return "visual"; }
   std::string owner_class() const override { return config_.model_name; }
-  std::string megatron_name() const override { return "image_encoder"; }
-  std::string layers() const override { return "blocks.{*}"; }
   /// The tower computes its rotation in fp32: tables must not be cast on the way into its blocks.
-  bool casts_inputs() const override { return false; }
+  std::vector<EncoderTower> towers() const override {
+    return {{"visual", "image_encoder", "blocks.{*}", /*casts_inputs=*/false}};
+  }
   /// q, k and v, concatenated.
   std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override {
     return name.ends_with(".attn.qkv.weight") ? std::vector<int64_t>(3, sizes[0] / 3) : std::vector<int64_t>();
