@@ -37,7 +37,7 @@ std::shared_ptr<MultiModalModule> make_model(const HfConfig& config, Network net
   require(network.encoder == nullptr || context.tensor_parallel->size() == 1,
           "--tensor-model-parallel-size does not go with vision-language models, whose vision tower is not cut over "
           "ranks; leave it out, and FSDP2 shards the model over all ranks");
-  return std::make_shared<DecoderModel>(std::move(network), std::move(context), family_of(config).weight_files);
+  return std::make_shared<DecoderModel>(std::move(network), std::move(context), weight_files_of(config));
 }
 
 void register_models(ModelRegistry& registry) {

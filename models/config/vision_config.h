@@ -41,8 +41,17 @@ struct VisionConfig {
   // SigLIP: every picture has as many rows and columns of patches, each with a learned position.
   int64_t fixed_side = 0;
   std::vector<int64_t> deepstack_blocks{};
+  bool numbered_mergers = false;  ///< mergers have modules ln_q, mlp.0 and mlp.2, not norm, linear_fc1 and linear_fc2
+  std::string deepstack_list = "deepstack_merger_list";  ///< name of the module with the mergers of those blocks
 
   int64_t pixels_of_patch() const { return in_channels * temporal_patch_size * patch_size * patch_size; }
+};
+
+/// Tokens of videos with sound: the features of both alternate between these two and the tokens that end them.
+struct SoundTokens {
+  int64_t audio = 0;         ///< stands for a feature of audio
+  int64_t audio_start = 0;   ///< begins audio
+  int64_t vision_start = 0;  ///< begins an image or a video
 };
 
 /// A vision tower and its connection to the decoder.
@@ -54,6 +63,9 @@ struct VisionLanguageConfig {
   /// Qwen2.5: distance of a video's position ids per second. Unset (Qwen3): timestamps are part of the text, and every
   /// frame has its own positions.
   std::optional<double> tokens_per_second{};
+  /// Qwen3-Omni: positions in time are not rounded, and what follows a picture is behind all of its positions.
+  bool exact_times = false;
+  std::optional<SoundTokens> sound{};  ///< Qwen3-Omni: videos may have sound
   bool mrope = true;        ///< pictures' tokens have position ids of their own (M-RoPE)
   bool rows_apart = false;  ///< a token of text follows each row of a picture's features
   bool sees_whole = false;  ///< an image's tokens see all of its tokens

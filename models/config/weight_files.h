@@ -39,6 +39,8 @@ struct WeightFiles {
     kOtherMtp     ///< under "mtp.", of a form that is not read
   };
   PredictionLayers prediction_layers = PredictionLayers::kNone;
+  /// Beginnings of the names of tensors of other models in the same files, which are not read.
+  std::vector<std::string> others{};
 };
 
 }  // namespace megashard

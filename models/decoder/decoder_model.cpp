@@ -332,6 +332,10 @@ bool DecoderModel::is_of_taken_keys(const std::string& stored) const {
   return false;
 }
 
+bool DecoderModel::is_of_other_model(const std::string& stored) const {
+  return std::ranges::any_of(weight_files_.others, [&](const auto& other) { return stored.starts_with(other); });
+}
+
 std::vector<int64_t> DecoderModel::qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const {
   return encoded_ ? network_.encoder->qkv_split_shapes(name, sizes) : std::vector<int64_t>();
 }

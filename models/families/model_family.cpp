@@ -48,6 +48,11 @@ const ModelFamily& family_of(const HfConfig& config) {
   return *family;
 }
 
+WeightFiles weight_files_of(const HfConfig& config) {
+  const auto& family = family_of(config);
+  return family.files == nullptr ? family.weight_files : family.files(config);
+}
+
 bool is_classifier(const nlohmann::ordered_json& config) {
   const auto found = config.find("architectures");
   if (found == config.end() || !found->is_array() || found->empty() || !found->front().is_string()) return false;

@@ -24,9 +24,13 @@ struct ModelFamily {
   /// Describes layer `index` of the decoder. Null: decoder_layer().
   LayerSpec (*layer)(const HfConfig& config, const DecoderConfig& network, int64_t index) = nullptr;
   WeightFiles weight_files{};
+  /// Describes files whose names depend on config.json. Null: weight_files.
+  WeightFiles (*files)(const HfConfig& config) = nullptr;
   /// For a network of Megatron's flags: this family's fields of config.json besides the common ones
   /// (save_hf_model); nullopt if its class does not support the network. Null: supports none.
   std::optional<nlohmann::ordered_json> (*write_switches)(const DecoderConfig& network) = nullptr;
+  /// Says in a config.json to be written that the models of WeightFiles::others are not there. Null: nothing to say.
+  void (*write_part)(nlohmann::ordered_json& config) = nullptr;
   bool has_megatron_layout = false;  ///< megatron-core's GPTModel can compute it (megatron_layout.h)
 };
 
@@ -41,6 +45,9 @@ const std::vector<ModelFamily>& model_families();
 const ModelFamily* find_family(const std::string& model_type);
 /// The family of a config's model_type. Throws and lists the known ones if it is unknown.
 const ModelFamily& family_of(const HfConfig& config);
+
+/// How the files of that config.json have the weights.
+WeightFiles weight_files_of(const HfConfig& config);
 
 /// True if `architectures` of config.json names a classifier, whose head is `score`.
 bool is_classifier(const nlohmann::ordered_json& config);

@@ -33,7 +33,8 @@ VisionConfig read_qwen2_5_tower(const HfConfig& config) {
                       .depth = 32,
                       .hidden_size = 3584,
                       .intermediate_size = 3420,
-                      .patch_size = 14};
+                      .patch_size = 14,
+                      .numbered_mergers = true};
   read_tower(config, vision, "silu");
   vision.window_size = config.get<int64_t>("window_size", 112);
   vision.full_attention_blocks = read_blocks(config, "fullatt_block_indexes", {7, 15, 23, 31}, vision.depth);

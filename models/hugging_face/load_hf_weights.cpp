@@ -55,6 +55,11 @@ void tell(const std::vector<WeightTarget>& targets, const WeightMismatch& mismat
     sink(Severity::kNotice, c10::str("of ", where, " ", mismatch.predicting.size(),
                                      " tensors are not read: they predict further tokens, which is not trained here: ",
                                      listed(mismatch.predicting)));
+  if (!mismatch.of_others.empty())
+    sink(Severity::kNotice, c10::str("of ", where, " ", mismatch.of_others.size(),
+                                     " tensors are not read: they belong to a model beside this one, which is not "
+                                     "trained here and will not be saved: ",
+                                     listed(mismatch.of_others)));
   if (!mismatch.unused.empty())
     sink(Severity::kNotice, c10::str("of ", where, " ", mismatch.unused.size(),
                                      " tensors are not used, because config.json "

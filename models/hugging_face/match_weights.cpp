@@ -228,7 +228,9 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
     const bool predicts = decoder != nullptr && decoder->is_of_prediction_layer(info.name);
     const bool follows = is_derived(info.name) || (decoder != nullptr && decoder->is_of_taken_keys(info.name));
     const bool is_head = scores && info.name == kHeadWeight;
+    const bool is_other = decoder != nullptr && decoder->is_of_other_model(info.name);
     auto& others = is_head    ? mismatch.heads
+                   : is_other ? mismatch.of_others
                    : follows  ? mismatch.unused
                    : predicts ? mismatch.predicting
                               : mismatch.unexpected;

@@ -30,6 +30,7 @@ struct WeightMismatch {
   std::vector<std::string> predicting{};  ///< not a difference: layers of multi-token prediction, which are not read
   std::vector<std::string> unused{};      ///< not a difference: follows from config.json
   std::vector<std::string> heads{};       ///< not a difference: lm_head's, of a model whose head is `score`
+  std::vector<std::string> of_others{};   ///< not a difference: of a model beside this one
 
   /// "; missing: a; unexpected: b"; empty if there are no differences.
   std::string text() const;

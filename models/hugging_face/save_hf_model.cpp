@@ -141,6 +141,9 @@ OrderedJson config_of_run(const Arguments& arguments, const HfConfig* file) {
   config["tie_word_embeddings"] = network.tie_word_embeddings;
   if (network.prediction.depth > 0)
     config[prediction_depth_key(family_of(*file).weight_files)] = network.prediction.depth;
+  if (file != nullptr) {
+    if (const auto& family = family_of(*file); family.write_part != nullptr) family.write_part(config);
+  }
   if (network.score_head) write_classifier(config, *find_family(config["model_type"]));
   write_dtype(config, torch_dtype_name(hf_model_dtype(arguments)));
   return config;

@@ -31,6 +31,9 @@ struct InjectedEmbeddings {
 
 using EncoderModules = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
 
+/// True if a parameter is sharded: every rank must run the modules then, whether or not it has items.
+bool any_is_sharded(const EncoderModules& modules);
+
 /// Modules beside the decoder that map a batch's items (pictures, audio) to features for marked tokens.
 class Encoder {
  public:
@@ -69,5 +72,8 @@ class EncoderSpec {
 };
 
 using EncoderSpecPtr = std::shared_ptr<const EncoderSpec>;
+
+/// One encoder of the modules of all; only the first has deepstack features.
+EncoderSpecPtr join_encoders(std::vector<EncoderSpecPtr> specs);
 
 }  // namespace megashard

@@ -1,11 +1,13 @@
 #include "models/vision/mrope_positions.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -76,6 +78,85 @@ at::Tensor index_of(const std::vector<int64_t>& values) {
   return index;
 }
 
+/// Writes the positions of a batch's tokens, one token or picture after the other.
+class Positions {
+ public:
+  Positions(const VisionLanguageConfig& config, int64_t rows, int64_t length, const at::Tensor& seconds_per_frame)
+      : is_exact_(config.exact_times),
+        rate_(static_cast<float>(config.tokens_per_second.value_or(1))),
+        ids_(at::empty({3, rows, length}, at::kFloat)),
+        id_(ids_.mutable_data_ptr<float>()),
+        tokens_(rows * length) {
+    if (config.tokens_per_second && seconds_per_frame.defined())
+      seconds_ = seconds_per_frame.to(at::kFloat).contiguous();
+  }
+
+  void begin_document() { next_ = 0; }
+  void add_text(int64_t token) {
+    write(token, {next_, next_, next_});
+    next_ += 1;
+  }
+  void add_picture(int64_t first, const Pictures::Item& item, bool is_video) {
+    float last = next_;
+    for (int64_t i = 0; i < item.size(); ++i) {
+      const auto place = place_of(item, i, is_video);
+      write(first + i, place);
+      last = std::max(last, place.last());
+    }
+    next_ = is_exact_ ? last + 1 : next_ + static_cast<float>(std::max(item.rows, item.columns));
+  }
+  /// A feature of the video goes before one of its sound that is not earlier. The text goes on behind those of the
+  /// kind that lasts longer (transformers).
+  void add_video_with_sound(int64_t first, const Pictures::Item& item, int64_t sounds) {
+    int64_t seen = 0, heard = 0;
+    float last = next_;
+    while (seen < item.size() || heard < sounds) {
+      const float sound = next_ + static_cast<float>(heard);
+      auto place = seen < item.size() ? place_of(item, seen, /*is_video=*/true) : Place{};
+      const bool is_rest = seen == item.size() || heard == sounds;
+      const bool sees = heard == sounds || (seen < item.size() && place.time <= sound);
+      if (!sees) place = {sound, sound, sound};
+      write(first++, place);
+      ++(sees ? seen : heard);
+      if (is_rest) last = std::max(last, place.last());
+    }
+    next_ = last + 1;
+  }
+  /// Returns [3, B, T] int64, or fp32 if some are not whole numbers.
+  at::Tensor ids() const {
+    const at::Tensor whole = ids_.to(at::kLong);
+    return is_exact_ && !ids_.eq(whole).all().item<bool>() ? ids_ : whole;
+  }
+
+ private:
+  struct Place {
+    float time, height, width;
+    float last() const { return std::max({time, height, width}); }
+  };
+
+  Place place_of(const Pictures::Item& item, int64_t feature, bool is_video) const {
+    const auto frame = static_cast<float>(feature / (item.rows * item.columns));
+    const float seconds = is_video && seconds_.defined() ? seconds_.const_data_ptr<float>()[item.number] : 1;
+    float time = frame;  // in the order of transformers' products in fp32
+    if (is_video) time = is_exact_ ? frame * seconds * rate_ : std::trunc(frame * (rate_ * seconds));
+    return {next_ + time, next_ + static_cast<float>(feature / item.columns % item.rows),
+            next_ + static_cast<float>(feature % item.columns)};
+  }
+  void write(int64_t token, const Place& place) {
+    id_[token] = place.time;
+    id_[tokens_ + token] = place.height;
+    id_[2 * tokens_ + token] = place.width;
+  }
+
+  bool is_exact_;
+  float rate_;
+  at::Tensor ids_;
+  float* id_;
+  int64_t tokens_;
+  at::Tensor seconds_;
+  float next_ = 0;  // position of what comes next
+};
+
 }  // namespace
 
 PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tensor& tokens, const PictureGrids& grids,
@@ -88,44 +169,45 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
   const auto dense = tokens.contiguous();
   const auto* token = dense.const_data_ptr<int64_t>();
   const int64_t rows = tokens.size(0), length = tokens.size(1);
-  PicturePlaces result;
-  result.position_ids = at::empty({3, rows, length}, at::kLong);
-  auto* const time = result.position_ids.mutable_data_ptr<int64_t>();
-  auto* const height = time + rows * length;
-  auto* const width = height + rows * length;
-  const auto seconds =
-      grids.seconds_per_frame.defined() ? grids.seconds_per_frame.to(at::kFloat).contiguous() : at::Tensor();
+  Positions positions(config, rows, length, grids.seconds_per_frame);
 
   const auto documents = Documents::of(document_lengths, rows, length, /*in_ring=*/false, at::kCPU);
   const auto lengths = documents ? documents->lengths : std::vector<int64_t>(static_cast<size_t>(rows), length);
   int64_t begin = 0;
   for (const int64_t document_length : lengths) {
-    int64_t next_position = 0;
+    positions.begin_document();
     const int64_t end = begin + document_length;
+    const auto run_of = [&](int64_t first, const auto& belongs) {
+      int64_t count = 0;
+      while (first + count < end && belongs(token[first + count])) ++count;
+      return count;
+    };
     for (int64_t first = begin; first < end;) {
+      if (const auto& sound = config.sound; sound && first + 1 < end && token[first] == sound->vision_start &&
+                                            token[first + 1] == sound->audio_start) {
+        positions.add_text(first++);
+        positions.add_text(first++);
+        const auto is_video = [&](int64_t each) { return videos.is_placeholder(each); };
+        const int64_t count = run_of(first, [&](int64_t each) { return is_video(each) || each == sound->audio; });
+        const int64_t seen = std::count_if(token + first, token + first + count, is_video);
+        const auto& item = videos.take(seen, first / length, first % length);
+        for (int64_t i = first; i < first + count; ++i) {
+          if (is_video(token[i])) videos.add_token_indices(i, 1);
+        }
+        positions.add_video_with_sound(first, item, count - seen);
+        first += count;
+        continue;
+      }
       const bool image = images.is_placeholder(token[first]);
       if (!image && !videos.is_placeholder(token[first])) {
-        time[first] = height[first] = width[first] = next_position++;
-        ++first;
+        positions.add_text(first++);
         continue;
       }
       auto& pictures = image ? images : videos;
-      int64_t room = 1;
-      while (first + room < end && token[first + room] == token[first]) ++room;
+      const int64_t room = run_of(first, [&](int64_t each) { return each == token[first]; });
       const auto& item = pictures.take(room, first / length, first % length);
-      float interval = 1;  // as transformers computes it, in fp32
-      if (!image && config.tokens_per_second) {
-        interval = static_cast<float>(*config.tokens_per_second);
-        if (seconds.defined()) interval *= seconds.const_data_ptr<float>()[item.number];
-      }
-      for (int64_t i = 0; i < item.size(); ++i) {
-        const int64_t frame = i / (item.rows * item.columns);
-        time[first + i] = next_position + static_cast<int64_t>(static_cast<float>(frame) * interval);
-        height[first + i] = next_position + i / item.columns % item.rows;
-        width[first + i] = next_position + i % item.columns;
-      }
+      positions.add_picture(first, item, /*is_video=*/!image);
       pictures.add_token_indices(first, item.size());
-      next_position += std::max(item.rows, item.columns);
       first += item.size();
     }
     begin = end;
@@ -134,30 +216,50 @@ PicturePlaces place_pictures(const VisionLanguageConfig& config, const at::Tenso
   videos.check_all_taken();
   auto token_indices = images.token_indices();
   token_indices.insert(token_indices.end(), videos.token_indices().begin(), videos.token_indices().end());
-  result.token_indices = index_of(token_indices);
-  return result;
+  return {.position_ids = positions.ids(), .token_indices = index_of(token_indices)};
 }
 
-OwnPictures pictures_in_rows(const at::Tensor& token_indices, const at::Tensor& features_of,
-                             const SequenceShard& shard) {
+at::Tensor rows_of_items(const at::Tensor& rows, const at::Tensor& counts, const std::vector<bool>& marks,
+                         int64_t first) {
+  const auto* const count = counts.const_data_ptr<int64_t>();
+  std::vector<at::Tensor> runs;  // views of the marked items
+  int64_t begin = 0, end = 0;
+  const auto take = [&] {
+    if (end > begin) runs.push_back(rows.narrow(0, begin, end - begin));
+  };
+  for (int64_t i = 0; i < counts.size(0); ++i) {
+    if (marks[static_cast<size_t>(first + i)]) {
+      end += count[i];
+      continue;
+    }
+    take();
+    end += count[i];
+    begin = end;
+  }
+  take();
+  if (runs.empty()) return {};
+  return runs.size() == 1 ? runs[0] : at::cat(runs);
+}
+
+OwnItems items_in_rows(const at::Tensor& token_indices, const at::Tensor& features_of, const SequenceShard& shard) {
   const auto row_of = at::full({shard.length}, -1, at::kLong);  // of a column; -1: another rank's
   shard.rows_of(row_of, 0).copy_(at::arange(shard.rows()));
   const auto* const row = row_of.const_data_ptr<int64_t>();
   const auto* token_index = token_indices.const_data_ptr<int64_t>();
   const auto* const count = features_of.const_data_ptr<int64_t>();
-  OwnPictures own;
+  OwnItems own;
   std::vector<int64_t> features, own_indices;
-  int64_t taken = 0;  // features of the pictures before
-  for (int64_t picture = 0; picture < features_of.size(0); ++picture) {
+  int64_t taken = 0;  // features of the items before
+  for (int64_t item = 0; item < features_of.size(0); ++item) {
     const auto before = features.size();
-    for (int64_t i = 0; i < count[picture]; ++i, ++token_index) {
+    for (int64_t i = 0; i < count[item]; ++i, ++token_index) {
       const int64_t own_row = row[*token_index % shard.length];
       if (own_row < 0) continue;
       features.push_back(taken + i);
       own_indices.push_back(*token_index / shard.length * shard.rows() + own_row);
     }
-    own.pictures.push_back(features.size() > before);
-    if (own.pictures.back()) taken += count[picture];
+    own.items.push_back(features.size() > before);
+    if (own.items.back()) taken += count[item];
   }
   own.features = index_of(features);
   own.token_indices = index_of(own_indices);

@@ -12,7 +12,6 @@
 #include "models/layers/pass.h"
 #include "models/vision/mrope_positions.h"
 #include "parallel/copies/on_device.h"
-#include "parallel/fsdp/fully_shard.h"
 
 namespace megashard {
 namespace {
@@ -42,42 +41,18 @@ at::Tensor joined(const at::Tensor& images, const at::Tensor& videos) {
   return at::cat({images, videos.to(images.scalar_type())});
 }
 
-/// Returns the rows of the marked pictures, of which each has as many consecutive rows as `counts` says. The marks are
-/// those of [first, first + pictures).
-at::Tensor rows_of_pictures(const at::Tensor& rows, const at::Tensor& counts, const std::vector<bool>& marks,
-                            int64_t first) {
-  const auto* const count = counts.const_data_ptr<int64_t>();
-  std::vector<at::Tensor> runs;  // views of the marked pictures
-  int64_t begin = 0, end = 0;
-  const auto take = [&] {
-    if (end > begin) runs.push_back(rows.narrow(0, begin, end - begin));
-  };
-  for (int64_t i = 0; i < counts.size(0); ++i) {
-    if (marks[static_cast<size_t>(first + i)]) {
-      end += count[i];
-      continue;
-    }
-    take();
-    end += count[i];
-    begin = end;
-  }
-  take();
-  if (runs.empty()) return {};
-  return runs.size() == 1 ? runs[0] : at::cat(runs);
-}
-
 /// Leaves in the input and the grids what reaches into this rank's rows. A picture on the border of
 /// two ranks is seen by both; each gives gradients to the features of its own rows.
 void keep_own_pictures(PicturePlan& plan, Batch& input, PictureGrids& grids, int64_t merge) {
   const auto features = joined(grids.images, grids.videos).prod(1).div(merge * merge, "floor");
-  auto own = pictures_in_rows(plan.token_indices, features, input.sequence);
+  auto own = items_in_rows(plan.token_indices, features, input.sequence);
   int64_t first = 0;
   const auto keep = [&](at::Tensor& of_kind, const char* pixels_name) {
     if (!of_kind.defined()) return;
     const int64_t pictures = of_kind.size(0);
     const auto patches = of_kind.prod(1);
-    input.set(pixels_name, rows_of_pictures(input.take(pixels_name), patches, own.pictures, first), Axis::kItem);
-    of_kind = rows_of_pictures(of_kind, at::ones_like(patches), own.pictures, first);
+    input.set(pixels_name, rows_of_items(input.take(pixels_name), patches, own.items, first), Axis::kItem);
+    of_kind = rows_of_items(of_kind, at::ones_like(patches), own.items, first);
     first += pictures;
   };
   keep(grids.images, "pixel_values");
@@ -104,12 +79,6 @@ at::Tensor ends_of_images(const at::Tensor& tokens, int64_t image, const at::Ten
     begin += document;
   }
   return ends;
-}
-
-bool any_is_sharded(const EncoderModules& modules) {
-  return std::ranges::any_of(modules, [](const auto& named) {
-    return std::ranges::any_of(named.second->parameters(), [](const at::Tensor& each) { return is_sharded(each); });
-  });
 }
 
 }  // namespace
@@ -163,7 +132,10 @@ void PictureEncoder::prepare(Batch& input) const {
     if (config_.sees_whole) plan->key_ends = ends_of_images(tokens, config_.image_token_id, input.document_lengths);
     const at::Tensor positions = input.position_ids();
     const bool has_those_of_text = input.document_lengths.defined() && positions.dim() == 2;
-    if (config_.mrope && (!positions.defined() || has_those_of_text)) input.set(kPositionIds, placed.position_ids);
+    if (config_.mrope && (!positions.defined() || has_those_of_text)) {
+      const bool may_be_cast = !placed.position_ids.is_floating_point();  // mixed precision would round them
+      input.set(kPositionIds, placed.position_ids, Axis::kToken, /*is_input=*/may_be_cast);
+    }
     if (!shard.is_whole()) keep_own_pictures(*plan, input, grids, vision.merge_size);
   }
   if (grids.images.defined() || grids.videos.defined()) {

@@ -167,6 +167,20 @@ void check_grids(const VisionConfig& config, const at::Tensor& grids, const std:
   }
 }
 
+Segments segments_of(const std::vector<int64_t>& lengths) {
+  std::vector<Units> sets;
+  int64_t rows = 0;
+  for (const int64_t length : lengths) {
+    sets.emplace_back(static_cast<size_t>(length));
+    std::iota(sets.back().begin(), sets.back().end(), rows);
+    rows += length;
+  }
+  sort_by_size(sets);
+  Units place(static_cast<size_t>(rows));
+  std::iota(place.begin(), place.end(), int64_t{0});
+  return frame_segments(std::move(sets), place, /*unit=*/1);
+}
+
 VisionPlan plan_vision(const VisionConfig& config, const at::Tensor& grids) {
   const auto list = grids_of(grids);
   const int64_t merge = config.merge_size, unit = merge * merge;

@@ -28,6 +28,9 @@ struct Segments {
   }
 };
 
+/// Segments of rows side by side, of these lengths.
+Segments segments_of(const std::vector<int64_t>& lengths);
+
 /// A tower's plan, computed on the host from the grids of images and videos. P patches become P / merge^2 features;
 /// patches are ordered in units of merge^2, as by Hugging Face's processors.
 struct VisionPlan {

@@ -80,7 +80,7 @@ PatchMerger::PatchMerger(const VisionConfig& config, bool norm_of_all)
     : class_name_(config.names.merger),
       width_(config.hidden_size * config.merge_size * config.merge_size),
       norm_of_all_(norm_of_all) {
-  const bool old = config.kind == VisionKind::kQwen2_5;
+  const bool old = config.numbered_mergers;
   norm_ = register_module(old ? "ln_q" : "norm", norm_of(config, norm_of_all ? width_ : config.hidden_size));
   torch::nn::Module& owner = old ? *register_module("mlp", std::make_shared<torch::nn::Module>("Sequential")) : *this;
   first_ = owner.register_module(old ? "0" : "linear_fc1", with_bias(width_, width_));
@@ -106,7 +106,7 @@ VisionTower::VisionTower(const VisionConfig& config) : config_(config) {
   }
   merger_ = register_module("merger", std::make_shared<Hooked<PatchMerger>>(config, /*norm_of_all=*/false));
   if (config.kind == VisionKind::kQwen2_5) return;
-  const auto mergers = register_module("deepstack_merger_list", std::make_shared<torch::nn::ModuleListImpl>());
+  const auto mergers = register_module(config.deepstack_list, std::make_shared<torch::nn::ModuleListImpl>());
   for (size_t i = 0; i < config.deepstack_blocks.size(); ++i) {
     deepstack_mergers_.push_back(std::make_shared<Hooked<PatchMerger>>(config, /*norm_of_all=*/true));
     mergers->push_back(deepstack_mergers_.back());
