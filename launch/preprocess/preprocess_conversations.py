@@ -24,6 +24,7 @@ import re
 from chat_text import ChatText
 from conversation_forms import UNREAD, Completion, form_of, read
 from conversation_pictures import PictureReader
+from conversation_sounds import SoundReader, sound_paths
 from conversation_writer import Sample, Writer
 from preprocess_input import (BadRecords, FlagError, InputError, Progress, RecordError, counted, in_workers,
                               input_files, model_folder, notice, records_of, whole_text)
@@ -31,7 +32,8 @@ from turn_templates import Turns
 
 NOTHING = "nothing is learnt of"
 MOST_TOLD = 20  # kinds reported per line
-PART_KEYS = {"text": ("type", "text"), "image": ("type", "image"), "video": ("type", "video", "sample_fps")}
+PART_KEYS = {"text": ("type", "text"), "image": ("type", "image"), "video": ("type", "video", "sample_fps"),
+             "audio": ("type", "audio")}
 
 
 def load_tokenizer(model, needs_template=True):
@@ -73,6 +75,8 @@ class Encoder:
         self.tokenizer = load_tokenizer(self.model, needs_template=not flags.template and form != "completion")
         self.chat = ChatText(self.tokenizer, flags.mask_history, flags.training_form)
         self.pictures = PictureReader(flags, self.tokenizer)
+        self.sounds = SoundReader(self.model, self.tokenizer)
+        self.placeholders = self.pictures.placeholders | ({"audio": self.sounds.mark} if self.sounds.mark else {})
 
     def encode(self, job):
         """What a record becomes or, with --skip-bad-records, its error."""
@@ -97,19 +101,20 @@ class Encoder:
         if isinstance(conversation, Completion):
             return self.encode_completion(where, conversation)
         conversation = self.checked(where, conversation)
-        (images, videos, seconds), places = self.pictures_of(where, conversation, folder)
+        (images, videos, seconds, sounds), places = self.items_of(where, conversation, folder)
         tokens, mask, told = self.tokenise(where, conversation, places)
-        return Sample(tokens, mask, images, videos, seconds, [*conversation.told, *told])
+        return Sample(tokens, mask, images, videos, seconds, [*conversation.told, *told], sounds)
 
-    def pictures_of(self, where, conversation, folder):
-        """(images, videos, seconds per step of these), and by kind their placeholder texts."""
+    def items_of(self, where, conversation, folder):
+        """(images, videos, seconds per step of these, sounds), and by kind their placeholder texts."""
         parts = [part for message in conversation.messages if isinstance(message.get("content"), list)
                  for part in message["content"]]
         paths = [os.path.join(folder, part["image"]) for part in parts if part["type"] == "image"]
         images, places = self.pictures.images(where, [self.pictures.open_image(where, path) for path in paths])
         videos, seconds, video_places = self.pictures.videos(
             where, folder, [part for part in parts if part["type"] == "video"])
-        return (images, videos, seconds), {"image": places, "video": video_places}
+        sounds, sound_places = self.sounds.sounds(where, sound_paths(folder, parts))
+        return (images, videos, seconds, sounds), {"image": places, "video": video_places, "audio": sound_places}
 
     def encode_completion(self, where, texts):
         prompt, tokens = self.tokens_of_completion(texts)
@@ -145,13 +150,13 @@ class Encoder:
             for part in parts:
                 kind = part.get("type") if isinstance(part, dict) else None
                 if not isinstance(kind, str) or kind not in PART_KEYS:
-                    raise RecordError(f"{where}: content of type {kind!r} is not supported; known are text, image and "
-                                      "video")
+                    raise RecordError(f"{where}: content of type {kind!r} is not supported; known are text, image, "
+                                      "video and audio")
                 if not isinstance(part.get(kind), str):
                     raise RecordError(f"{where}: content of type {kind} needs a string {kind!r}")
                 told += [(UNREAD, repr(key), f"part of {kind}") for key, value in part.items()
                          if key not in PART_KEYS[kind] and value is not None]
-                for what, mark in self.pictures.placeholders.items():
+                for what, mark in self.placeholders.items():
                     if kind == "text" and mark in part["text"]:
                         raise RecordError(f"{where}: the text contains {mark}; say {{\"type\": \"{what}\", \"{what}\": "
                                           f"PATH}} instead")
@@ -175,14 +180,14 @@ class Encoder:
 
     def expanded(self, where, text, learnt, texts):
         """With `texts` in their places, and which of the characters are learnt."""
-        for kind, mark in self.pictures.placeholders.items():
+        for kind, mark in self.placeholders.items():
             if text.count(mark) != len(texts[kind]):
                 raise RecordError(f"{where}: the chat template makes {text.count(mark)} places for {len(texts[kind])} "
                                   f"{kind}s; use the model's own")
-        texts = {kind: iter(of) for kind, of in texts.items()}
+        texts = {mark: iter(texts[kind]) for kind, mark in self.placeholders.items()}
         expanded, mask, done = "", bytearray(), 0
-        for place in re.finditer("|".join(map(re.escape, self.pictures.placeholders.values())) or "$^", text):
-            instead = next(texts["image" if place.group() == self.pictures.placeholders.get("image") else "video"])
+        for place in re.finditer("|".join(map(re.escape, texts)) or "$^", text):
+            instead = next(texts[place.group()])
             expanded += text[done:place.start()] + instead
             mask += learnt[done:place.start()] + learnt[place.start():place.start() + 1] * len(instead)
             done = place.end()

@@ -10,13 +10,14 @@ the tokens that the question alone has, with the template's generation prompt, a
 """
 
 from conversation_forms import Completion
-from conversation_writer import Pictures, Sample
+from conversation_writer import Pictures, Sample, Sounds
 from preference_forms import PAIRS, kind_of, preference_of
 from preprocess_conversations import (Encoder, common_length, encoded, fits, form_and_jobs, jobs_of, require_template,
                                       write_set)
 from preprocess_input import FlagError, RecordError
 
 KTO_BATCH_SIZE = 8
+NO_ITEMS = (Pictures(), Pictures(), [], Sounds())
 PROMPT_END = "the end of a question has other tokens before its answer, which are learnt"
 
 
@@ -30,26 +31,26 @@ class PreferenceEncoder(Encoder):
     def encode_item(self, where, item, folder):
         knows_developer = "developer" in str(self.tokenizer.chat_template)
         preference = preference_of(where, item, self.kind, knows_developer)
-        made, pictures = [], None
+        made, items = [], None
         for answer in preference.answers:
             if isinstance(answer.of, Completion):
-                made.append((*self.tokens_of_completion(answer.of), (Pictures(), Pictures(), []), answer.of.told))
+                made.append((*self.tokens_of_completion(answer.of), NO_ITEMS, answer.of.told))
                 continue
             require_template(self.model, self.tokenizer)
             conversation = self.checked(where, answer.of)
             if any(isinstance(message.get("content"), list) for message in conversation.messages[-answer.turns:]):
-                raise RecordError(f"{where}: an answer has a picture or a video; only questions may have them: delete "
+                raise RecordError(f"{where}: an answer has a picture, a video or a sound; only questions may have them: delete "
                                   "the record")
-            pictures = pictures or self.pictures_of(where, conversation, folder)  # the same for both answers
-            made.append((*self.tokens_of(where, conversation, answer.turns, pictures[1]), pictures[0],
+            items = items or self.items_of(where, conversation, folder)  # the same for both answers
+            made.append((*self.tokens_of(where, conversation, answer.turns, items[1]), items[0],
                          [*conversation.told, *self.dropped(where, conversation)]))
         begin = min(common_length(prompt, tokens) for prompt, tokens, _, _ in made)
         if any(begin == len(tokens) for _, tokens, _, _ in made):
             raise RecordError(f"{where}: an answer adds no token to its question; correct or delete the record")
         told = [*made[0][3], *(each for each in made[-1][3] if each not in made[0][3])]
         told += [(PROMPT_END, "", "record")] if begin < len(made[0][0]) else []
-        return [Sample(tokens, bytes(begin) + b"\1" * (len(tokens) - begin), *seen, [] if i else told,
-                       preference.values) for i, (_, tokens, seen, _) in enumerate(made)]
+        return [Sample(tokens, bytes(begin) + b"\1" * (len(tokens) - begin), *of_question[:3], [] if i else told,
+                       of_question[3], preference.values) for i, (_, tokens, of_question, _) in enumerate(made)]
 
     def tokens_of(self, where, conversation, turns, places):
         """Of the question, and of it and its answer, the last `turns`."""

@@ -171,7 +171,7 @@ def about(kind, path):
     (about("image", "cut.png"), "cut.png: image file is truncated"),
     (about("image", "huge.png"), "huge.png: Image size (3600000000 pixels) exceeds"),
     (about("image", "thin.png"), "the image processor refuses a picture"),
-    (about("sound", "a.wav"), "content of type 'sound' is not supported; known are text, image and video"),
+    (about("sound", "a.wav"), "content of type 'sound' is not supported; known are text, image, video and audio"),
     (about("video", "none.mp4"), "none.mp4 cannot be opened: No such file or directory"),
     (about("video", "cut_a.mp4"), "cut_a.mp4 cannot be opened: Invalid data found"),
     (about("video", "cut_a.avi"), "ends before frame 2 of the 9 that it announces; it is truncated"),

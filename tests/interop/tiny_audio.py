@@ -1,0 +1,81 @@
+"""Tiny models that hear, of random weights, with their processors, clips of sound, and conversations about them."""
+import wave
+
+import numpy
+
+from tiny_vision import (IMAGE, MARKS, SMALL_TEXT, TEMPLATE, VIDEO, WORDS, make_pictures, make_tokenizer, saved,
+                         write_video)
+
+SOUND_MARKS = ["<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"]
+HEARD_WORDS = [*WORDS, *SOUND_MARKS]
+AUDIO, AUDIO_START = HEARD_WORDS.index("<|audio_pad|>"), HEARD_WORDS.index("<|audio_start|>")
+HEARING_TEMPLATE = TEMPLATE.replace("{% else %}{{ c['text'] }}", "{% elif c['type'] == 'audio' %}<|audio_start|>"
+                                    "<|audio_pad|><|audio_end|>{% else %}{{ c['text'] }}")
+NAMES = dict(image_token="<|image_pad|>", video_token="<|video_pad|>", audio_token="<|audio_pad|>",
+             vision_bos_token="<|vision_start|>", vision_eos_token="<|vision_end|>", audio_bos_token="<|audio_start|>",
+             audio_eos_token="<|audio_end|>")
+RATE, BINS = 16000, 8
+TEXT = SMALL_TEXT | dict(vocab_size=len(HEARD_WORDS))
+TOWER = dict(num_mel_bins=BINS, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=20, d_model=16,
+             downsample_hidden_size=4, output_dim=16, initializer_range=0.1)
+
+
+def write_clip(path, seconds, pitch, rate=RATE, channels=1):
+    """A falling tone."""
+    time = numpy.arange(int(seconds * rate)) / rate
+    tone = (numpy.sin(2 * numpy.pi * pitch * time * (1 - time / 20)) * 20000).astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(numpy.repeat(tone, channels).tobytes())
+
+
+def make_clips(folder):
+    write_clip(folder / "a.wav", 1.31, 300)
+    write_clip(folder / "b.wav", 2.05, 700)
+
+
+def make_omni(folder):
+    """A thinker of Qwen3-Omni with processor, two clips, two pictures and a video; returns transformers' processor, and
+    the model."""
+    import transformers
+
+    tokenizer = make_tokenizer(folder, HEARD_WORDS, [*MARKS, *SOUND_MARKS], HEARING_TEMPLATE,
+                               extra_special_tokens=NAMES)
+    sizes = dict(patch_size=4, min_pixels=64, max_pixels=1024)
+    videos = transformers.Qwen2VLVideoProcessor(patch_size=4, min_pixels=64, max_pixels=320, do_sample_frames=True,
+                                                fps=2)
+    processor = transformers.Qwen3OmniMoeProcessor(
+        transformers.Qwen2VLImageProcessor(**sizes), videos,
+        transformers.WhisperFeatureExtractor(feature_size=BINS, return_attention_mask=True), tokenizer,
+        chat_template=HEARING_TEMPLATE)
+    processor.save_pretrained(folder)
+    make_pictures(folder)
+    make_clips(folder)
+    write_video(folder / "a.mp4", 9, 4, (20, 24))
+    config = transformers.Qwen3OmniMoeThinkerConfig(
+        text_config=TEXT | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, rope_parameters=dict(
+            rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1], mrope_interleaved=True)),
+        vision_config=dict(depth=2, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=4,
+                           out_hidden_size=16, num_position_embeddings=16, deepstack_visual_indexes=[0],
+                           initializer_range=0.1),
+        audio_config=TOWER, audio_token_id=AUDIO, image_token_id=IMAGE, video_token_id=VIDEO,
+        audio_start_token_id=AUDIO_START, vision_start_token_id=WORDS.index("<|vision_start|>"),
+        position_id_per_seconds=13)
+    return processor, saved(folder, transformers.Qwen3OmniMoeThinkerForConditionalGeneration, config)
+
+
+def make_asr(folder):
+    """The same for Qwen3-ASR: clips alone."""
+    import transformers
+
+    tokenizer = make_tokenizer(folder, HEARD_WORDS, [*MARKS, *SOUND_MARKS], HEARING_TEMPLATE,
+                               extra_special_tokens=NAMES)
+    processor = transformers.Qwen3ASRProcessor(transformers.Qwen3ASRFeatureExtractor(feature_size=BINS), tokenizer,
+                                               chat_template=HEARING_TEMPLATE)
+    processor.save_pretrained(folder)
+    make_clips(folder)
+    config = transformers.Qwen3ASRConfig(text_config=TEXT, audio_config=TOWER, audio_token_id=AUDIO,
+                                         tie_word_embeddings=True)
+    return processor, saved(folder, transformers.Qwen3ASRForConditionalGeneration, config)
