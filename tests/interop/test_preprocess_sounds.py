@@ -18,7 +18,7 @@ OTHER = {"role": "user", "content": [{"type": "text", "text": "on"}, {"type": "a
 BOTH = {"role": "user", "content": [*OTHER["content"], {"type": "image", "image": "a.png"}, *HEARD["content"]]}
 CONVERSATIONS = {make_omni: [[HEARD, said("sat"), AGAIN, said("the mat")], [asked("on"), said("the cat")],
                              [SHOWN, said("cat on"), OTHER, said("sat")], [BOTH, said("the")]],
-                 make_asr: [[HEARD, said("sat"), OTHER, said("the mat")], [asked("on"), said("the cat")],
+                 make_asr: [[HEARD, said("sat")], [asked("on"), said("the cat")],
                             [OTHER, said("cat on")], [HEARD, said("the")]]}
 
 
@@ -102,7 +102,7 @@ def test_conversations_with_sound_are_prepared_and_trained(tmp_path, make):
     units = tmp_path / "fsdp2.yaml"
     units.write_text("sharding_size: 2\nrecompute_modules: ['model.audio_tower.layers.{*}']\nuse_reentrant: false\n")
     more = ["--expert-model-parallel-size", 2] if make is make_omni else []
-    assert train(tmp_path, "--fsdp2-config-path", units, *more, ranks=4) == pytest.approx(ones, rel=2e-6)
+    assert train(tmp_path, "--fsdp2-config-path", units, "--micro-batch-size", 1, *more, ranks=4) == pytest.approx(ones, rel=2e-6)
 
 
 @pytest.fixture(scope="module")

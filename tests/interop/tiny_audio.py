@@ -71,7 +71,7 @@ def make_asr(folder):
     import transformers
 
     tokenizer = make_tokenizer(folder, HEARD_WORDS, [*MARKS, *SOUND_MARKS], HEARING_TEMPLATE,
-                               extra_special_tokens=NAMES)
+                               extra_special_tokens=NAMES, pad_token="<unk>")
     processor = transformers.Qwen3ASRProcessor(transformers.Qwen3ASRFeatureExtractor(feature_size=BINS), tokenizer,
                                                chat_template=HEARING_TEMPLATE)
     processor.save_pretrained(folder)
