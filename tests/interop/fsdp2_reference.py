@@ -45,6 +45,7 @@ import numpy
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import transformers
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -175,6 +176,10 @@ def pictures_of(model, pictures, marks):
     """As the model takes them. marks: the tokens that are of pictures."""
     from tiny_vision import whole_images
 
+    if not len(pictures["pixel_values"]):
+        return {}
+    if model.config.model_type.startswith("qwen3_omni"):
+        return pictures
     if model.config.model_type == "mistral3":
         return whole_images(**pictures)
     if model.config.model_type == "gemma3":
@@ -182,8 +187,19 @@ def pictures_of(model, pictures, marks):
     return pictures | dict(mm_token_type_ids=marks)
 
 
+def sounds_of(model, frames, lengths):
+    """Clips as the model takes them."""
+    from tiny_audio import spectra_of
+
+    if not len(lengths):
+        return {}
+    spectra, heard = spectra_of(frames, lengths)
+    name = "input_features_mask" if model.config.model_type == "qwen3_asr" else "feature_attention_mask"
+    return {"input_features": spectra, name: heard}
+
+
 class Conversations:
-    """Conversations with their pictures; one rank has all of a step."""
+    """Conversations with their pictures and clips of sound; one rank has all of a step."""
 
     def __init__(self, case):
         self.set, self.rows = load_file(f"{case['conversations']}.vision.safetensors"), case["rows"]
@@ -203,16 +219,25 @@ class Conversations:
         last = int(self.set["image_ends"][number])
         pixels = [between("pixel_values", patch_ends, image) for image in range(last - len(images), last)]
         ends = self.set["sample_ends"]
-        return between("tokens", ends, number).long(), between("loss_mask", ends, number).bool(), images, pixels
+        sounds = [between(f"items.{name}", self.set[f"item_ends.{name}"], number)
+                  for name in ("input_features", "audio_feature_lengths") if f"items.{name}" in self.set]
+        return (between("tokens", ends, number).long(), between("loss_mask", ends, number).bool(), images, pixels,
+                sounds)
 
     def loss(self, model, step, rank, world):
         samples = [self.sample(number) for number in self.order[step * self.rows:(step + 1) * self.rows]]
         tokens, masks = (torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in list(zip(*samples))[:2])
         inputs, labels = tokens[:, :-1], tokens[:, 1:].where(masks[:, 1:], -100)
-        pictures = dict(pixel_values=torch.cat([pixels for each in samples for pixels in each[3]]),
+        pictures = dict(pixel_values=torch.cat([self.set["pixel_values"][:0],
+                                                *(pixels for each in samples for pixels in each[3])]),
                         image_grid_thw=torch.cat([each[2] for each in samples]))
-        marks = (inputs == model.config.image_token_id).int()
-        logits = model(input_ids=inputs, use_cache=False, **pictures_of(model, pictures, marks)).logits.float()
+        marks = (inputs == getattr(model.config, "image_token_id", -1)).int()
+        more = pictures_of(model, pictures, marks)
+        if samples[0][4]:
+            more |= sounds_of(model, *(torch.cat(each) for each in zip(*(each[4] for each in samples))))
+            kept = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each[0]) for each in samples], batch_first=True)
+            more["attention_mask"] = kept[:, :-1]
+        logits = model(input_ids=inputs, use_cache=False, **more).logits.float()
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         return loss, loss
 
@@ -236,11 +261,17 @@ class LiveMemory:
         return {"peak_bytes": torch.tensor(self.peaks), "kept_bytes": torch.tensor(self.kept)}
 
 
+def class_of(config, sees):
+    if hasattr(config, "audio_config"):
+        return getattr(transformers, config.architectures[0])
+    return AutoModelForImageTextToText if sees else model_class(config.model_type)
+
+
 def train(case):
     rank, world = dist.get_rank(), dist.get_world_size()
     memory = LiveMemory(case["count_memory"]) if case.get("count_memory") else None
     sees = "conversations" in case
-    family = AutoModelForImageTextToText if sees else model_class(AutoConfig.from_pretrained(case["model"]).model_type)
+    family = class_of(AutoConfig.from_pretrained(case["model"]), sees)
     plain = dict(attn_implementation="eager", experts_implementation="eager")
     model = family.from_pretrained(case["model"], dtype=torch.float32,
                                    **plain if case.get("eager") else dict(attn_implementation="sdpa"))

@@ -1,11 +1,10 @@
 """Models that hear against transformers', fp32, on the same small random weights: logits, losses and every gradient."""
-import json
-
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tiny_audio import spectra_of
 from transformers_twin import by_transformers, check, model_logits
 
 VOCAB, BINS = 200, 12
@@ -95,11 +94,6 @@ CASES = {
     "omni_sees_and_hears": ("Qwen3OmniMoeThinker", OMNI, videos_with_sound),
     "asr": ("Qwen3ASR", ASR, clips),
 }
-# Names in memory, in the files that Qwen publishes, and in those of transformers' class for the part alone.
-PUBLISHED = {"omni": (("", "thinker."),),
-             "asr": (("model.multi_modal_projector.linear_1", "thinker.audio_tower.proj1"),
-                     ("model.multi_modal_projector.linear_2", "thinker.audio_tower.proj2"),
-                     ("model.audio_tower", "thinker.audio_tower"), ("model.language_model", "thinker.model"))}
 
 
 def make_model(name):
@@ -113,10 +107,7 @@ def make_model(name):
 
 def as_transformers(name, tokens, frames, lengths, extra):
     """The arguments of transformers' forward."""
-    spectrogram = torch.zeros(len(lengths), BINS, -(-max(lengths) // 100) * 100)
-    mask = torch.zeros(len(lengths), spectrogram.size(2), dtype=torch.long)
-    for row, part in enumerate(frames.split(list(lengths))):
-        spectrogram[row, :, :len(part)], mask[row, :len(part)] = part.T, 1
+    spectrogram, mask = spectra_of(frames, torch.tensor(lengths))
     if name.startswith("asr"):
         return dict(input_features=spectrogram, input_features_mask=mask)
     extra = dict(extra)

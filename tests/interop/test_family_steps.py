@@ -20,6 +20,7 @@ import test_models
 from megashard import fsdp2_reference, train_dump
 from test_models_table import read_table
 from test_strategies import CONVERSATIONS, LAYERS, LONG, UNITS
+from tiny_audio import make_asr, make_omni, publish, write_heard
 from tiny_vision import (ASKED, asked, make_gemma3, make_mistral3, make_processors, make_vision_model, said,
                          write_conversations)
 from transformers_twin import by_our_names
@@ -38,9 +39,10 @@ UNSTABLE, UNSTABLE_BARS = ("qwen3_next-1", "qwen3_5_moe_text-1"), (1.4e-4, 2.6e-
 # Gradients that are zero, or small sums of large terms: roundings give them their sign, and Adam steps of full length.
 # 3.8e-2 was seen.
 ROUNDED, ROUNDED_BAR = ("k_proj.bias", "A_log", "dt_bias", "in_proj_a.weight"), 0.1
+HEAR = ("qwen3_asr", "qwen3_asr-published", "qwen3_omni_moe", "qwen3_omni_moe_thinker")
 QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 TOWERS = {"mistral3": "transformer", "gemma3-vl": "encoder"}
-SEE = (*QWEN, *TOWERS)
+SEE = (*QWEN, *TOWERS, *HEAR)  # and hear
 TEXT = [name for name in test_models.CASES if "_vl" not in name]
 NAMES = [*TEXT, *test_families.NAMES, *SEE]
 # Other draws of these: with the first, weights that differ by 5e-7 make losses that differ by up to 2e-4, transformers'
@@ -64,6 +66,11 @@ CELLS = [pytest.param(name, ranks, id=f"{name}-{ranks}-ranks",
 
 def make_model(name, folder):
     if name in SEE:
+        if name in HEAR:
+            (make_asr if name.startswith("qwen3_asr") else make_omni)(folder)
+            if name in ("qwen3_asr-published", "qwen3_omni_moe"):
+                publish(folder)
+            return write_heard(folder, folder / "conversations")
         if name in QWEN:
             make_processors(folder)
             make_vision_model(folder, name)
@@ -81,6 +88,9 @@ def make_model(name, folder):
 
 
 def units_of(name):
+    if name in HEAR:
+        towers = ["audio_tower.layers", *(["visual.blocks"] if "omni" in name else []), "language_model.layers"]
+        return UNITS.replace("LAYERS", str([f"model.{tower}.{{*}}" for tower in towers]))
     tower = TOWERS.get(name)
     layers = f"['model.vision_tower.{tower}.layers.{{*}}', 'model.language_model.layers.{{*}}']"
     return UNITS.replace("LAYERS", layers if tower else LAYERS[name in SEE])
@@ -116,13 +126,15 @@ def trained(request, tmp_path_factory):
             data = dict(batches=str(folder / "batches"))
             sides["theirs"]["micro_batches"] = ranks
         for side, fields in sides.items():
-            jobs[side].append(common | data | fields | dict(model=str(folder / name),
+            part = folder / name / "part"  # as transformers reads it
+            model = part if side == "theirs" and part.exists() else folder / name
+            jobs[side].append(common | data | fields | dict(model=str(model),
                                                             output=str(folder / f"{name}.{ranks}.{side}")))
     for side in jobs:
         (folder / f"{side}.json").write_text(json.dumps(jobs[side]))
     fsdp2_reference(folder / "theirs.json")
     train_dump(folder / "ours.json")
-    return {(name, ranks): [folder / name, *(load_file(folder / f"{name}.{ranks}.{side}") for side in jobs)]
+    return {(name, ranks): [part if (part := folder / name / "part").exists() else folder / name, *(load_file(folder / f"{name}.{ranks}.{side}") for side in jobs)]
             for name, ranks in cells}
 
 

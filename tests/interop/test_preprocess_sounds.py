@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from conversations import losses_by_pytorch, packed, train
 from preprocess_conversations import Encoder
 from preprocess_input import InputError, RecordError
-from tiny_audio import make_asr, make_omni, write_clip
+from tiny_audio import make_asr, make_omni, spectra_of, write_clip
 from tiny_vision import AGAIN, ASKED, SHOWN, asked, preprocessing, said, write_conversations
 
 HEARD = {"role": "user", "content": [{"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "the cat"}]}
@@ -70,10 +70,7 @@ def test_conversations_with_sound_are_prepared_and_trained(tmp_path, make):
             wanted = by_their_processor(processor, tmp_path, messages)
             assert tokens.tolist() == wanted["input_ids"][0].tolist()
         if len(lengths):
-            spectra, heard = torch.zeros(len(lengths), 8, -(-int(lengths.max()) // 100) * 100), None
-            heard = torch.zeros(len(lengths), spectra.size(2), dtype=torch.long)
-            for row, part in enumerate(frames.split(lengths.tolist())):
-                spectra[row, :, :len(part)], heard[row, :len(part)] = part.T, 1
+            spectra, heard = spectra_of(frames, lengths)
             if not watched:
                 theirs = wanted["input_features"]
                 name = "feature_attention_mask" if make is make_omni else "input_features_mask"

@@ -1,11 +1,16 @@
 """Tiny models that hear, of random weights, with their processors, clips of sound, and conversations about them."""
+import json
+import shutil
 import wave
 
 import numpy
+import torch
+from safetensors.torch import load_file, save_file
 
-from tiny_vision import (IMAGE, MARKS, SMALL_TEXT, TEMPLATE, VIDEO, WORDS, make_pictures, make_tokenizer, saved,
-                         write_video)
+from tiny_vision import (AGAIN, ASKED, IMAGE, MARKS, SMALL_TEXT, TEMPLATE, VIDEO, WORDS, make_pictures, make_tokenizer, said,
+                         saved, asked, write_conversations, write_video)
 
+LONG = "the cat sat on the mat the mat sat on the cat the cat sat"
 SOUND_MARKS = ["<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"]
 HEARD_WORDS = [*WORDS, *SOUND_MARKS]
 AUDIO, AUDIO_START = HEARD_WORDS.index("<|audio_pad|>"), HEARD_WORDS.index("<|audio_start|>")
@@ -18,6 +23,15 @@ RATE, BINS = 16000, 8
 TEXT = SMALL_TEXT | dict(vocab_size=len(HEARD_WORDS))
 TOWER = dict(num_mel_bins=BINS, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=20, d_model=16,
              downsample_hidden_size=4, output_dim=16, initializer_range=0.1)
+
+
+# Names in the files of transformers' class, and in those that Qwen publishes; the first that fits.
+PUBLISHED = {"qwen3_omni_moe_thinker": ("qwen3_omni_moe", "Qwen3OmniMoeForConditionalGeneration", [("", "thinker.")]),
+             "qwen3_asr": ("qwen3_asr", "Qwen3ASRForConditionalGeneration", [
+                 ("model.multi_modal_projector.linear_1.", "thinker.audio_tower.proj1."),
+                 ("model.multi_modal_projector.linear_2.", "thinker.audio_tower.proj2."),
+                 ("model.audio_tower.", "thinker.audio_tower."), ("model.language_model.", "thinker.model."),
+                 ("", "thinker.")])}
 
 
 def write_clip(path, seconds, pitch, rate=RATE, channels=1):
@@ -79,3 +93,44 @@ def make_asr(folder):
     config = transformers.Qwen3ASRConfig(text_config=TEXT, audio_config=TOWER, audio_token_id=AUDIO,
                                          tie_word_embeddings=True)
     return processor, saved(folder, transformers.Qwen3ASRForConditionalGeneration, config)
+
+
+def publish(folder):
+    """Writes the model of a folder as Qwen publishes it, beside what speaks, and moves transformers' files to its
+    folder `part`."""
+    part = folder / "part"
+    part.mkdir()
+    config = json.loads((folder / "config.json").read_text())
+    model_type, kind, names = PUBLISHED[config["model_type"]]
+    weights = {"talker.model.norm.weight": torch.ones(3), "code2wav.decoder.bias": torch.ones(2)}
+    for name, values in load_file(folder / "model.safetensors").items():
+        begin, new = next(pair for pair in names if name.startswith(pair[0]))
+        weights[new + name.removeprefix(begin)] = values
+    if model_type == "qwen3_asr":  # speaks to nobody, and says in text_config that it is tied
+        weights = {name: values for name, values in weights.items() if name.startswith("thinker.")}
+        config["text_config"]["tie_word_embeddings"] = config["tie_word_embeddings"]
+    for name in ("config.json", "model.safetensors"):
+        shutil.move(folder / name, part / name)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(
+        dict(architectures=[kind], model_type=model_type, thinker_config=config, enable_audio_output=True)))
+
+
+def write_heard(folder, prefix):
+    """Six conversations: of clips and pictures, of clips, of pictures or of text alone."""
+    heard = {"role": "user", "content": [{"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "the cat"}]}
+    other = {"role": "user", "content": [{"type": "text", "text": "on"}, {"type": "audio", "audio": "b.wav"}]}
+    mixed = [[ASKED, said("sat"), other, said(LONG)], [AGAIN, said(LONG)]] if (folder / "a.png").exists() else []
+    plain = [[heard, said(LONG)], [asked("on the mat"), said(LONG)], [other, said("the mat"), heard, said(LONG)],
+             [heard, said("cat on the mat")], [asked("the cat"), said(LONG)], [other, said(LONG)]]
+    write_conversations(folder, (mixed + plain)[:6], prefix)
+
+
+def spectra_of(frames, lengths):
+    """As transformers' extractors give clips: [clips, bins, frames] with zeros behind each, and which are no padding;
+    whole chunks of 100."""
+    longest = -(-int(lengths.max()) // 100) * 100
+    spectra, heard = torch.zeros(len(lengths), frames.size(1), longest), torch.zeros(len(lengths), longest).long()
+    for row, part in enumerate(frames.split(lengths.tolist())):
+        spectra[row, :, :len(part)], heard[row, :len(part)] = part.T, 1
+    return spectra, heard
