@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "framework/data/numpy_random.h"
+#include "framework/latent_columns.h"
 
 namespace megashard {
 namespace {
@@ -139,9 +140,12 @@ LatentSample LatentDataset::read(int64_t index) const {
   LatentSample sample = set_->read(order_[static_cast<size_t>(index)]);
   constexpr double kRange = 18446744073709551616.0;  // 2^64
   if (static_cast<double>(seed_of(seed_, index, kForCaption)) / kRange < options_.caption_dropout) {
-    sample.text_features = set_->empty_prompt().text_features;
-    sample.text_mask = set_->empty_prompt().text_mask;
-    sample.pooled_text = set_->empty_prompt().pooled_text;
+    const LatentSample& empty = set_->empty_prompt();
+    sample.text_features = empty.text_features;
+    sample.text_mask = empty.text_mask;
+    sample.pooled_text = empty.pooled_text;
+    sample.second_text = empty.second_text;
+    sample.second_mask = empty.second_mask;
   }
   return sample;
 }
@@ -181,7 +185,12 @@ Batch LatentDataset::collate(const std::vector<int64_t>& indices, const BatchOpt
   row_column(kTextFeatures, &LatentSample::text_features);
   row_column(kTextMask, &LatentSample::text_mask);
   row_column(kPooledText, &LatentSample::pooled_text);
+  row_column(kSecondText, &LatentSample::second_text);
+  row_column(kSecondTextMask, &LatentSample::second_mask);
   row_column(kImageFeatures, &LatentSample::image_features);
+  row_column(kSounds, &LatentSample::sounds);
+  row_column(kSoundNoise, &LatentSample::sound_noise);
+  row_column(kFrameRates, &LatentSample::frame_rate);
   row_column(kTimesteps, &LatentSample::timestep);
   const at::Tensor positions = zeros({3, rows, length}, at::kLong), loss_mask = zeros({rows, length}, at::kFloat);
   const at::Tensor is_clean = zeros({rows, length}, at::kBool), is_patch = zeros({rows, length}, at::kBool);

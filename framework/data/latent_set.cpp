@@ -31,15 +31,21 @@ class FeatureFile {
                 "with launch/preprocess/preprocess_latents.py");
   }
 
+  /// That of the first key there is.
+  at::Tensor either(const char* key, const char* other, size_t dims) const {
+    const auto found = tensor(key, dims);
+    return found.defined() ? found : tensor(other, dims);
+  }
+
   /// Sizes without the first dimension of size 1 of a tensor with more than `dims` dimensions; empty without the key.
   std::vector<int64_t> sizes(const char* key, size_t dims) const {
     const auto stored = find(key, dims);
     return stored ? stored->sizes : std::vector<int64_t>();
   }
 
-  /// Undefined without the key.
-  at::Tensor tensor(const char* key, size_t dims) const {
-    const auto stored = find(key, dims);
+  /// Undefined without the key; `place`: in a list.
+  at::Tensor tensor(const char* key, size_t dims, size_t place = 0) const {
+    const auto stored = find(key, dims, place);
     return stored ? read_rows(file_, *stored, 0, dims == 0 ? 0 : stored->sizes[0]) : at::Tensor();
   }
 
@@ -55,13 +61,18 @@ class FeatureFile {
   }
 
  private:
-  std::optional<StoredTensor> find(const char* key, size_t dims) const {
+  /// A tensor is a list of one.
+  std::optional<StoredTensor> find(const char* key, size_t dims, size_t place = 0) const {
     const Value* value = root_.as_dict().find(key);
     if (value == nullptr || value->is_none()) return std::nullopt;
     if (const auto* list = value->get_if<List>()) {
-      TORCH_CHECK(list->items.size() == 1, file_.path(), ": \"", key, "\" is a list of ", list->items.size(),
-                  " tensors, and a model here has one text encoder");
-      value = &list->items.front();
+      const size_t count = list->items.size();
+      TORCH_CHECK(count == 1 || count == 2, file_.path(), ": \"", key, "\" is a list of ", count,
+                  " tensors, and models here have one or two text encoders");
+      if (place >= count) return std::nullopt;
+      value = &list->items[place];
+    } else if (place > 0) {
+      return std::nullopt;
     }
     auto stored = stored_tensor(archive_, *value);
     TORCH_CHECK(stored.has_value(), file_.path(), ": \"", key, "\" is a ", value->kind(), " and no tensor");
@@ -80,6 +91,15 @@ class FeatureFile {
 };
 
 at::Tensor as(const at::Tensor& tensor, at::ScalarType type) { return tensor.defined() ? tensor.to(type) : tensor; }
+
+/// Reads the text's features and masks.
+void read_text(const FeatureFile& file, LatentSample& sample) {
+  sample.text_features = file.need(kPromptIds, 2);
+  sample.text_mask = as(file.tensor(kPromptMask, 1), at::kBool);
+  sample.pooled_text = file.tensor(kPooledPrompt, 1);
+  sample.second_text = file.tensor(kPromptIds, 2, 1);
+  sample.second_mask = as(file.tensor(kPromptMask, 1, 1), at::kBool);
+}
 
 std::array<int64_t, 4> shape_of(const std::vector<int64_t>& sizes, const std::string& where) {
   std::array<int64_t, 4> shape{};
@@ -110,10 +130,7 @@ LatentSet::LatentSet(const std::string& folder) : folder_(folder) {
   require(!files_.empty(), path + " has no samples; write it with launch/preprocess/preprocess_latents.py.");
   const std::string empty = folder + "/empty_prompt.pt";
   if (!std::filesystem::exists(empty)) return;
-  const FeatureFile prompt(empty);
-  empty_prompt_.text_features = prompt.need(kPromptIds, 2);
-  empty_prompt_.text_mask = as(prompt.tensor(kPromptMask, 1), at::kBool);
-  empty_prompt_.pooled_text = prompt.tensor(kPooledPrompt, 1);
+  read_text(FeatureFile(empty), empty_prompt_);
 }
 
 void LatentSet::add_line(const std::string& line, int64_t number) {
@@ -147,19 +164,24 @@ int64_t LatentSet::most_patches(const std::array<int64_t, 3>& patch) const {
 LatentSample LatentSet::read(int64_t sample) const {
   const std::string& path = files_[static_cast<size_t>(sample)];
   const FeatureFile file(path);
-  LatentSample read{.latents = as(file.need(kVideo, 4), at::kFloat),
-                    .text_features = file.need(kPromptIds, 2),
-                    .text_mask = as(file.tensor(kPromptMask, 1), at::kBool),
-                    .pooled_text = file.tensor(kPooledPrompt, 1),
-                    .conditions = as(file.tensor("i2v_vae_feature", 4), at::kFloat),
-                    .image_features = file.tensor("i2v_clip_feature", 2),
-                    .controls = as(file.tensor("vace_context", 4), at::kFloat),
-                    .noise = as(file.tensor("noise", 4), at::kFloat),
-                    .timestep = as(file.tensor("timestep", 0), at::kFloat),
-                    .clean_frames = file.number("clean_frames")};
+  LatentSample read;
+  read_text(file, read);
+  const auto in_fp32 = [&file](const char* key, size_t dims) { return as(file.tensor(key, dims), at::kFloat); };
+  read.latents = file.need(kVideo, 4).to(at::kFloat);
+  read.conditions = as(file.either("i2v_vae_feature", "cond_latents", 4), at::kFloat);
+  read.image_features = file.either("i2v_clip_feature", "vision_states", 2);
+  read.controls = in_fp32("vace_context", 4);
+  read.sounds = in_fp32("sound", 2);
+  read.frame_rate = in_fp32("frame_rate", 0);
+  read.noise = in_fp32("noise", 4);
+  read.sound_noise = in_fp32("sound_noise", 2);
+  read.timestep = in_fp32("timestep", 0);
+  read.clean_frames = file.number("clean_frames");
   const auto& shape = shapes_[static_cast<size_t>(sample)];
   TORCH_CHECK(read.latents.sizes() == c10::IntArrayRef(shape), path, " has latents of the sizes ", read.latents.sizes(),
               ", and data.jsonl says ", c10::IntArrayRef(shape), "; write the features again");
+  TORCH_CHECK(read.clean_frames >= 0 && read.clean_frames <= shape[1], path, ": \"clean_frames\" is ",
+              read.clean_frames, ", and the video has ", shape[1], " frames of latents; write the features again");
   for (const auto& [key, each] : {std::pair{"i2v_vae_feature", read.conditions},
                                   std::pair{"vace_context", read.controls}, std::pair{"noise", read.noise}}) {
     TORCH_CHECK(!each.defined() || each.sizes().slice(1) == read.latents.sizes().slice(1), path, ": \"", key,

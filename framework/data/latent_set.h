@@ -15,10 +15,15 @@ struct LatentSample {
   at::Tensor text_features;   ///< "prompt_ids" [L, D]
   at::Tensor text_mask;       ///< "prompt_mask" [L] bool
   at::Tensor pooled_text;     ///< "pooled_prompt" [P], of a second text encoder (Flux)
-  at::Tensor conditions;      ///< "i2v_vae_feature" [Q, F, H, W] fp32
-  at::Tensor image_features;  ///< "i2v_clip_feature" [L, D]
+  at::Tensor second_text;     ///< the second of two "prompt_ids" [L, D]
+  at::Tensor second_mask;     ///< the second of two "prompt_mask" [L] bool
+  at::Tensor conditions;      ///< "i2v_vae_feature", or "cond_latents" [Q, F, H, W] fp32
+  at::Tensor image_features;  ///< "i2v_clip_feature", or "vision_states" [L, D]
   at::Tensor controls;        ///< "vace_context" [Q, F, H, W] fp32
+  at::Tensor sounds;          ///< "sound" [S, P] fp32: latents of the video's sound
+  at::Tensor frame_rate;      ///< "frame_rate", one number fp32: frames of a second
   at::Tensor noise;           ///< "noise" [C, F, H, W] fp32: in place of a drawn one
+  at::Tensor sound_noise;     ///< "sound_noise" [S, P] fp32: in place of a drawn one
   at::Tensor timestep;        ///< "timestep", one number fp32: in place of a drawn one
   int64_t clean_frames = 0;   ///< "clean_frames": so many frames of latents, the first ones, get no noise
 };
@@ -26,8 +31,8 @@ struct LatentSample {
 /// Features in a folder, as MindSpeed-MM's tools (get_wan_feature.py) and launch/preprocess/preprocess_latents.py write
 /// them. DIR/data.jsonl has a line {"file": PATH} for each sample, with a path inside DIR; "shape": [C, F, H, W] saves
 /// opening every file at the start. A file is torch.save of a dict with the keys above; tensors may have a first
-/// dimension of size 1 in front, and a list of one tensor is the tensor. DIR/empty_prompt.pt, if it exists, has the
-/// text features of the empty prompt. Errors name the file and say the remedy.
+/// dimension of size 1 in front, and features of two text encoders are lists of two. DIR/empty_prompt.pt, if it exists,
+/// has the text features of the empty prompt. Errors name the file and say the remedy.
 class LatentSet {
  public:
   explicit LatentSet(const std::string& folder);
@@ -39,7 +44,7 @@ class LatentSet {
   /// Patches of the largest sample.
   int64_t most_patches(const std::array<int64_t, 3>& patch) const;
   LatentSample read(int64_t sample) const;
-  /// text_features, text_mask and pooled_text of the empty prompt; undefined without empty_prompt.pt.
+  /// The text's features and masks of the empty prompt; undefined without empty_prompt.pt.
   const LatentSample& empty_prompt() const { return empty_prompt_; }
 
  private:

@@ -18,11 +18,24 @@ const std::vector<std::string> kSamplings{"uniform", "logit-normal"};
 enum class Weighting { kNone, kBsmntw, kSigmaSqrt, kCosmap, kLinear };
 const std::vector<std::string> kWeightings{"none", "bsmntw", "sigma-sqrt", "cosmap", "linear"};
 
+enum class ShiftBy { kValue, kLength, kLtx2Length };
+const std::vector<std::string> kShiftings{"value", "length", "ltx2-length"};
+
+/// Logarithms of the shift at two numbers of patches; between and beyond them it is linear.
+struct ShiftLine {
+  double few, least, many, most;
+  double at(int64_t patches) const {
+    return std::exp(least + (most - least) * (static_cast<double>(patches) - few) / (many - few));
+  }
+};
+constexpr ShiftLine kFluxShift{.few = 256, .least = 0.5, .many = 4096, .most = 1.15};
+constexpr ShiftLine kLtx2Shift{.few = 1024, .least = 0.95, .many = 4096, .most = 2.05};
+
 struct FlowOptions {
   Sampling sampling;
   double logit_mean, logit_std;
   double shift;
-  bool shifts_by_length;
+  ShiftBy shift_by;
   double least, most;  // timesteps
   Weighting weighting;
 };
@@ -69,10 +82,16 @@ class FlowMatching final : public Denoising {
   }
 
  private:
-  /// By length as Flux's scheduler: exp(mu), mu linear in the patches from 0.5 at 256 to 1.15 at 4096.
   double shift_for(int64_t patches) const {
-    if (!options_.shifts_by_length) return options_.shift;
-    return std::exp(0.5 + (1.15 - 0.5) * static_cast<double>(patches - 256) / (4096 - 256));
+    switch (options_.shift_by) {
+      case ShiftBy::kValue:
+        break;
+      case ShiftBy::kLength:
+        return kFluxShift.at(patches);
+      case ShiftBy::kLtx2Length:
+        return kLtx2Shift.at(patches);
+    }
+    return options_.shift;
   }
 
   /// The distribution function of sigma before the shift.
@@ -130,8 +149,9 @@ const RegisterObjective kRegisteredFlowMatching(
                   .most = 1e3,
                   .help = "s: shifts sigma to s sigma / (1 + (s - 1) sigma) (flow_shift)"},
                  {.flag = "--timestep-shift-by",
-                  .help = "value: s is --timestep-shift; length: exp(0.5 + 0.65 (patches - 256) / 3840), as Flux's",
-                  .words = {"value", "length"}},
+                  .help = "value: s is --timestep-shift; length: exp(0.5 + 0.65 (patches - 256) / 3840), as Flux's; "
+                          "ltx2-length: exp(0.95 + 1.1 (patches - 1024) / 3072)",
+                  .words = kShiftings},
                  {.flag = "--timestep-min",
                   .most = 1000,
                   .help = "least timestep, after the shift: 875 for Wan 2.2's model of high noise"},
@@ -142,8 +162,8 @@ const RegisterObjective kRegisteredFlowMatching(
                   .words = kWeightings}},
      .make = [](const std::vector<double>& options) {
        return std::make_unique<FlowMatching>(FlowOptions{static_cast<Sampling>(options[0]), options[1], options[2],
-                                                         options[3], options[4] == 1, options[5], options[6],
-                                                         static_cast<Weighting>(options[7])});
+                                                         options[3], static_cast<ShiftBy>(options[4]), options[5],
+                                                         options[6], static_cast<Weighting>(options[7])});
      }});
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/diffusion/joint_model.h"
 #include "models/diffusion/joint_parts.h"
 #include "models/diffusion/latent_families.h"
 #include "models/diffusion/latent_parts.h"
@@ -20,7 +21,6 @@ namespace megashard {
 namespace {
 
 constexpr double kFluxTheta = 10000;
-constexpr int64_t kFluxWaves = 256;
 /// Tokens of a prompt, to which Flux's T5 pads.
 constexpr int64_t kFluxTextLength = 512;
 constexpr double kTimestepRange = 1000;
@@ -32,36 +32,6 @@ struct FluxConfig {
   int64_t text_dim = 4096, pooled_dim = 768;
   bool has_guidance = false;
   std::vector<int64_t> axes{16, 56, 56};
-};
-
-/// timestep_embedder, guidance_embedder if the model is distilled from guidance, text_embedder.
-class FluxEmbeddings : public torch::nn::Module {
- public:
-  explicit FluxEmbeddings(const FluxConfig& config) {
-    const int64_t width = config.sizes.width();
-    const auto mlp = [&](const char* name, const char* class_name, int64_t in) {
-      const LatentMlpSpec spec{
-          .class_name = class_name, .in = in, .inner = width, .out = width, .activation = Activation::kSilu};
-      return register_module(name, std::make_shared<Hooked<LatentMlp>>(spec));
-    };
-    timestep_ = mlp("timestep_embedder", "TimestepEmbedding", kFluxWaves);
-    if (config.has_guidance) guidance_ = mlp("guidance_embedder", "TimestepEmbedding", kFluxWaves);
-    text_ = mlp("text_embedder", "PixArtAlphaTextProjection", config.pooled_dim);
-  }
-
-  /// timesteps and guidance [B] in 0 .. 1, pooled [B, P] -> [B, C].
-  at::Tensor forward(const at::Tensor& timesteps, const at::Tensor& guidance, const at::Tensor& pooled) {
-    const auto waves = [](const at::Tensor& x) { return timestep_waves(x * kTimestepRange, kFluxWaves); };
-    auto sum = timestep_->forward(waves(timesteps));
-    if (guidance_) sum = sum + guidance_->forward(waves(guidance));
-    return sum + text_->forward(pooled);
-  }
-  std::string class_name() const {
-    return guidance_ ? "CombinedTimestepGuidanceTextProjEmbeddings" : "CombinedTimestepTextProjEmbeddings";
-  }
-
- private:
-  std::shared_ptr<Hooked<LatentMlp>> timestep_, guidance_, text_;
 };
 
 /// to_q, to_k, to_v, norm_q, norm_k of text and patches together.
@@ -128,10 +98,11 @@ class FluxTransformer2DModel final : public LatentModel {
 
  private:
   FluxConfig config_;
-  std::shared_ptr<Hooked<FluxEmbeddings>> time_text_embed_;
-  std::shared_ptr<Hooked<Linear>> context_embedder_, x_embedder_, norm_out_, proj_out_;
-  std::vector<std::shared_ptr<Hooked<JointBlock>>> blocks_;
+  std::shared_ptr<Hooked<TimestepTextEmbedding>> time_text_embed_;
+  std::shared_ptr<Hooked<Linear>> context_embedder_, x_embedder_;
+  JointBlocks blocks_;
   std::vector<std::shared_ptr<Hooked<FluxSingleTransformerBlock>>> single_blocks_;
+  JointOutput output_;
 };
 
 FluxTransformer2DModel::FluxTransformer2DModel(const FluxConfig& config)
@@ -144,29 +115,23 @@ FluxTransformer2DModel::FluxTransformer2DModel(const FluxConfig& config)
   const auto linear = [&](const char* name, const Linear::Options& options) {
     return register_module(name, std::make_shared<Hooked<Linear>>(options));
   };
-  time_text_embed_ = register_module("time_text_embed", std::make_shared<Hooked<FluxEmbeddings>>(config));
+  time_text_embed_ = register_module("time_text_embed", std::make_shared<Hooked<TimestepTextEmbedding>>(
+                                                            width, config.pooled_dim, config.has_guidance));
   context_embedder_ = linear("context_embedder", xavier_linear(config.text_dim, width));
   x_embedder_ = linear("x_embedder", xavier_linear(config.in_channels, width));
-  const auto blocks = register_module("transformer_blocks", std::make_shared<torch::nn::ModuleListImpl>());
   const JointBlockNames names{.block = "FluxTransformerBlock",
                               .attention = "FluxAttention",
                               .image_modulation = "norm1.linear",
                               .text_modulation = "norm1_context.linear",
                               .image_mlp = "ff",
                               .text_mlp = "ff_context"};
-  for (int64_t i = 0; i < config.num_layers; ++i) {
-    blocks_.push_back(std::make_shared<Hooked<JointBlock>>(names, config.sizes));
-    blocks->push_back(blocks_.back());
-  }
+  blocks_ = register_joint_blocks(*this, names, config.sizes, config.num_layers);
   const auto singles = register_module("single_transformer_blocks", std::make_shared<torch::nn::ModuleListImpl>());
   for (int64_t i = 0; i < config.num_single_layers; ++i) {
     single_blocks_.push_back(std::make_shared<Hooked<FluxSingleTransformerBlock>>(config.sizes));
     singles->push_back(single_blocks_.back());
   }
-  // Modulations and the output begin with zeros, as in SD3's and DiT's training.
-  norm_out_ =
-      register_linear_at(*this, "norm_out.linear", {.in = width, .out = 2 * width, .bias = true, .init_scale = 0});
-  proj_out_ = linear("proj_out", {.in = width, .out = config.out_channels, .bias = true, .init_scale = 0});
+  output_ = register_joint_output(*this, width, config.out_channels);
 }
 
 at::Tensor FluxTransformer2DModel::predict(const Batch& input) {
@@ -174,10 +139,11 @@ at::Tensor FluxTransformer2DModel::predict(const Batch& input) {
   const auto patches = with_conditions(input, config_.in_channels);
   const auto rows = joint_rows(input, input.at(kTextFeatures).to(dtype), /*text_mask=*/{});
   Streams hidden{.image = x_embedder_->forward(patches.to(dtype)), .text = context_embedder_->forward(rows.text)};
-  const auto timesteps = input.at(kTimesteps) / kTimestepRange;
+  const auto timesteps = input.at(kTimesteps) / kTimestepRange;  // rounds as diffusers does
   const auto guidance = input.find(kGuidance);
-  const auto time = time_text_embed_->forward(timesteps, guidance.defined() ? guidance : at::ones_like(timesteps),
-                                              input.at(kPooledText));
+  const auto time = time_text_embed_->forward(
+      timesteps * kTimestepRange, (guidance.defined() ? guidance : at::ones_like(timesteps)) * kTimestepRange,
+      input.at(kPooledText));
   const auto& positions = input.at(kPositionIds);
   const auto of_text = at::zeros({3, positions.size(1), rows.text.size(1)}, positions.options());
   const JointPass pass{.time = at::silu(time),
@@ -188,8 +154,7 @@ at::Tensor FluxTransformer2DModel::predict(const Batch& input) {
   auto joined = at::cat({hidden.text, hidden.image}, 1);
   for (const auto& block : single_blocks_) joined = block->forward(joined, pass);
   const auto image = joined.narrow(1, rows.text.size(1), hidden.image.size(1));
-  const auto changes = modulations(norm_out_->forward(pass.time), 2);  // scale, shift
-  return proj_out_->forward(modulated_norm(image, {changes[0] + 1, changes[1]}, {}, kJointEps));
+  return output_.forward(image, pass);
 }
 
 /// Products alone, as Megatron counts.
@@ -201,7 +166,7 @@ double FluxTransformer2DModel::training_flops(int64_t sequences, int64_t sequenc
   const double embedded = patches * static_cast<double>(config_.in_channels + config_.out_channels) +
                           kFluxTextLength * static_cast<double>(config_.text_dim);
   const double embedders =
-      (config_.has_guidance ? 2 : 1) * (kFluxWaves + width) + (static_cast<double>(config_.pooled_dim) + width);
+      (config_.has_guidance ? 2 : 1) * (kJointWaves + width) + (static_cast<double>(config_.pooled_dim) + width);
   const double of_sample = width * (embedders + (12 * layers + 3 * singles + 2) * width);
   return 6 * static_cast<double>(sequences) * (tokens * of_token + width * embedded + of_sample);
 }

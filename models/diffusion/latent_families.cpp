@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "framework/modules/deferred_init.h"
+#include "models/diffusion/hunyuan_config.h"
 #include "models/diffusion/wan_config.h"
 
 namespace megashard {
@@ -14,6 +15,11 @@ const std::vector<LatentFamily>& latent_families() {
       {"WanVACETransformer3DModel", [](const HfConfig& config) { return make_wan(wan_config(config)); }},
       {"FluxTransformer2DModel", make_flux},
       {"QwenImageTransformer2DModel", make_qwen_image},
+      {"HunyuanVideo15Transformer3DModel",
+       [](const HfConfig& config) { return make_hunyuan_video(hunyuan_video_config(config)); }},
+      {"HunyuanVideo_1_5_DiffusionTransformer",
+       [](const HfConfig& config) { return make_hunyuan_video(original_hunyuan_video_config(config)); }},
+      {"LTX2VideoTransformer3DModel", make_ltx2},
       {"WanModel", [](const HfConfig& config) { return make_wan(original_wan_config(config)); }},
       {"VaceWanModel", [](const HfConfig& config) { return make_wan(original_wan_config(config)); }},
   };

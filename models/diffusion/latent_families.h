@@ -12,6 +12,7 @@
 
 namespace megashard {
 
+struct HunyuanVideoConfig;
 struct WanConfig;
 
 /// A class of diffusers that predicts latents.
@@ -33,6 +34,10 @@ std::shared_ptr<LatentModel> make_wan(const WanConfig& config);
 std::shared_ptr<LatentModel> make_flux(const HfConfig& config);
 /// diffusers' QwenImageTransformer2DModel. Reads config.json. Throws for unsupported settings.
 std::shared_ptr<LatentModel> make_qwen_image(const HfConfig& config);
+/// diffusers' HunyuanVideo15Transformer3DModel.
+std::shared_ptr<LatentModel> make_hunyuan_video(const HunyuanVideoConfig& config);
+/// diffusers' LTX2VideoTransformer3DModel (LTX-2). Reads config.json. Throws for unsupported settings.
+std::shared_ptr<LatentModel> make_ltx2(const HfConfig& config);
 
 /// Throws unless the channels that turn by each axis add up to a head.
 void require_axes(const HfConfig& config, const std::vector<int64_t>& axes, int64_t head_dim);

@@ -23,10 +23,23 @@ at::Tensor LatentModel::channels_first(const at::Tensor& prediction) const {
 }
 
 ModelOutput LatentModel::forward(Batch input) {
+  check_input(input);
+  return output_of(input, predict(input));
+}
+
+void LatentModel::check_input(const Batch& input) const {
   const auto& latents = input.at(kLatents);
   TORCH_CHECK(latents.dim() == 3 && latents.size(0) == spec_.patches.values(), class_name(), " takes latents [",
               spec_.patches.values(), ", B, T], got ", latents.sizes());
-  const auto predicted = channels_first(predict(input));
+  TORCH_CHECK(spec_.takes_second_text || !input.find(kSecondText).defined(), class_name(),
+              " takes features of one text encoder, and the data have those of two: write the features for this model");
+  TORCH_CHECK(spec_.takes_sounds || !input.find(kSounds).defined(), class_name(),
+              " takes no sounds, and the data have some: write the features for this model");
+}
+
+ModelOutput LatentModel::output_of(const Batch& input, const at::Tensor& prediction) const {
+  const auto& latents = input.at(kLatents);
+  const auto predicted = channels_first(prediction);
   const auto targets = input.find(kTargets);
   if (!targets.defined()) return {.predictions = predicted.flatten(0, 1).contiguous()};
   TORCH_CHECK(targets.sizes() == latents.sizes(), "targets have the sizes of the latents, ", latents.sizes(), ", got ",

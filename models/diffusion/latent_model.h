@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/weights/weight_map.h"
+#include "framework/latent_columns.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/multi_modal_module.h"
 #include "framework/modules/weight_init_mixin.h"
@@ -26,6 +27,8 @@ struct LatentSpec {
   std::vector<std::string> blocks{};        ///< patterns of the blocks, which are units
   std::vector<WeightRenaming> renamings{};  ///< in files
   std::vector<std::string> in_fp32{};       ///< parts of paths of parameters that stay in fp32 (_keep_in_fp32_modules)
+  bool takes_second_text = false;           ///< kSecondText
+  bool takes_sounds = false;                ///< kSounds
 };
 
 /// Base of diffusion transformers: from noisy patches (kLatents) the prediction of a target of the same sizes.
@@ -46,6 +49,10 @@ class LatentModel : public MultiModalModule, public FSDP2Mixin, public WeightIni
  protected:
   /// Patches [B, T, in_values]: latents and, if the model takes more values of a patch, kConditions behind them.
   at::Tensor with_conditions(const Batch& input, int64_t in_values) const;
+  /// Throws unless the batch has this model's latents, and nothing that it does not take.
+  void check_input(const Batch& input) const;
+  /// forward()'s result from that of predict().
+  ModelOutput output_of(const Batch& input, const at::Tensor& prediction) const;
   /// [B, T, P], of this rank's rows.
   virtual at::Tensor predict(const Batch& input) = 0;
   /// Inputs have the dtypes that the models need: timesteps and noise are fp32.

@@ -37,14 +37,36 @@ at::Tensor sum_of_patches(const at::Tensor& grad, const at::Tensor& values, cons
 
 std::optional<at::Tensor> given(const at::Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; }
 
+/// What a norm of x [B, T, C] in fp32 subtracts and multiplies by, [B, T, 1]. mean: undefined for RMSNorm.
+struct NormParts {
+  at::Tensor normed, mean, inverse;
+};
+
+NormParts norm_parts(const at::Tensor& x, double eps, NormKind kind) {
+  if (kind == NormKind::kLayerNorm) {
+    auto [normed, mean, inverse] = at::native_layer_norm(x, {x.size(-1)}, std::nullopt, std::nullopt, eps);
+    return {normed, mean, inverse};
+  }
+  const auto inverse = x.square().mean(-1, /*keepdim=*/true).add_(eps).rsqrt_();
+  return {x * inverse, {}, inverse};
+}
+
+/// The gradient of x from that of the normed values.
+at::Tensor norm_backward(const at::Tensor& grad, const at::Tensor& x, const NormParts& parts) {
+  if (parts.mean.defined())
+    return std::get<0>(at::native_layer_norm_backward(grad, x, {x.size(-1)}, parts.mean, parts.inverse, std::nullopt,
+                                                      std::nullopt, {true, false, false}));
+  const auto along = (grad * parts.normed).mean(-1, /*keepdim=*/true);
+  return (grad - parts.normed * along).mul_(parts.inverse);
+}
+
 struct ModulatedNorm : torch::autograd::Function<ModulatedNorm> {
   static Variable forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& factor,
-                          const at::Tensor& shift, const std::optional<at::Tensor>& second, double eps) {
+                          const at::Tensor& shift, const std::optional<at::Tensor>& second, double eps, bool is_rms) {
     const auto chosen = second.value_or(at::Tensor());
-    const auto [normed, mean, inverse] =
-        at::native_layer_norm(x.to(at::kFloat), {x.size(-1)}, std::nullopt, std::nullopt, eps);
-    context->save_for_backward({x, factor, mean, inverse, chosen});
-    return at::addcmul(of_patches(shift, chosen), normed, of_patches(factor, chosen)).to(x.scalar_type());
+    const auto parts = norm_parts(x.to(at::kFloat), eps, is_rms ? NormKind::kRmsNorm : NormKind::kLayerNorm);
+    context->save_for_backward({x, factor, parts.mean, parts.inverse, chosen});
+    return at::addcmul(of_patches(shift, chosen), parts.normed, of_patches(factor, chosen)).to(x.scalar_type());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -52,15 +74,12 @@ struct ModulatedNorm : torch::autograd::Function<ModulatedNorm> {
     const auto saved = context->get_saved_variables();
     const auto &x = saved[0], &factor = saved[1], &mean = saved[2], &inverse = saved[3], &second = saved[4];
     const auto grad = grads[0].to(at::kFloat), wide = x.to(at::kFloat);
-    variable_list results(5);
-    if (context->needs_input_grad(1))
-      results[1] = sum_of_patches((wide - mean).mul_(inverse).mul_(grad), factor, second);
+    const NormParts parts{(mean.defined() ? wide - mean : wide) * inverse, mean, inverse};
+    variable_list results(6);
+    if (context->needs_input_grad(1)) results[1] = sum_of_patches(parts.normed * grad, factor, second);
     if (context->needs_input_grad(2)) results[2] = sum_of_patches(grad, factor, second);
-    if (context->needs_input_grad(0)) {
-      const auto of_x = at::native_layer_norm_backward(grad * of_patches(factor, second), wide, {x.size(-1)}, mean,
-                                                       inverse, std::nullopt, std::nullopt, {true, false, false});
-      results[0] = std::get<0>(of_x).to(x.scalar_type());
-    }
+    if (context->needs_input_grad(0))
+      results[0] = norm_backward(grad * of_patches(factor, second), wide, parts).to(x.scalar_type());
     return results;
   }
 };
@@ -87,8 +106,9 @@ struct GatedSum : torch::autograd::Function<GatedSum> {
 
 }  // namespace
 
-at::Tensor modulated_norm(const at::Tensor& x, const Modulation& modulation, const at::Tensor& second, double eps) {
-  return ModulatedNorm::apply(x, modulation.factor, modulation.shift, given(second), eps);
+at::Tensor modulated_norm(const at::Tensor& x, const Modulation& modulation, const at::Tensor& second, double eps,
+                          NormKind kind) {
+  return ModulatedNorm::apply(x, modulation.factor, modulation.shift, given(second), eps, kind == NormKind::kRmsNorm);
 }
 
 at::Tensor gated_sum(const at::Tensor& residual, const at::Tensor& branch, const at::Tensor& gate,

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/diffusion/joint_model.h"
 #include "models/diffusion/joint_parts.h"
 #include "models/diffusion/latent_families.h"
 #include "models/diffusion/latent_parts.h"
@@ -18,7 +19,6 @@ namespace megashard {
 namespace {
 
 constexpr double kQwenTheta = 10000;
-constexpr int64_t kQwenWaves = 256;
 /// Tokens of a prompt, for the count of operations; its encoder does not pad.
 constexpr int64_t kQwenTextLength = 512;
 constexpr double kQwenTimesteps = 1000;
@@ -36,16 +36,11 @@ struct QwenImageConfig {
 class QwenTimestepProjEmbeddings : public torch::nn::Module {
  public:
   explicit QwenTimestepProjEmbeddings(int64_t width) {
-    const LatentMlpSpec spec{.class_name = "TimestepEmbedding",
-                             .in = kQwenWaves,
-                             .inner = width,
-                             .out = width,
-                             .activation = Activation::kSilu};
-    timestep_ = register_module("timestep_embedder", std::make_shared<Hooked<LatentMlp>>(spec));
+    timestep_ = register_time_mlp(*this, "timestep_embedder", width);
   }
 
   at::Tensor forward(const at::Tensor& timesteps) {  // [B] in 0 .. 1 -> [B, C]
-    return timestep_->forward(timestep_waves(timesteps, kQwenWaves, kQwenTimesteps));
+    return timestep_->forward(timestep_waves(timesteps, kJointWaves, kQwenTimesteps));
   }
 
  private:
@@ -78,8 +73,9 @@ class QwenImageTransformer2DModel final : public LatentModel {
   QwenImageConfig config_;
   std::shared_ptr<Hooked<QwenTimestepProjEmbeddings>> time_text_embed_;
   std::shared_ptr<Hooked<Norm>> txt_norm_;
-  std::shared_ptr<Hooked<Linear>> img_in_, txt_in_, norm_out_, proj_out_;
-  std::vector<std::shared_ptr<Hooked<JointBlock>>> blocks_;
+  std::shared_ptr<Hooked<Linear>> img_in_, txt_in_;
+  JointBlocks blocks_;
+  JointOutput output_;
 };
 
 QwenImageTransformer2DModel::QwenImageTransformer2DModel(const QwenImageConfig& config)
@@ -97,20 +93,14 @@ QwenImageTransformer2DModel::QwenImageTransformer2DModel(const QwenImageConfig& 
   txt_norm_ = register_module("txt_norm", std::make_shared<Hooked<Norm>>(norm));
   img_in_ = linear("img_in", xavier_linear(config.in_channels, width));
   txt_in_ = linear("txt_in", xavier_linear(config.text_dim, width));
-  const auto blocks = register_module("transformer_blocks", std::make_shared<torch::nn::ModuleListImpl>());
   const JointBlockNames names{.block = "QwenImageTransformerBlock",
                               .attention = "Attention",
                               .image_modulation = "img_mod.1",
                               .text_modulation = "txt_mod.1",
                               .image_mlp = "img_mlp",
                               .text_mlp = "txt_mlp"};
-  for (int64_t i = 0; i < config.num_layers; ++i) {
-    blocks_.push_back(std::make_shared<Hooked<JointBlock>>(names, config.sizes));
-    blocks->push_back(blocks_.back());
-  }
-  norm_out_ =
-      register_linear_at(*this, "norm_out.linear", {.in = width, .out = 2 * width, .bias = true, .init_scale = 0});
-  proj_out_ = linear("proj_out", {.in = width, .out = 4 * config.out_channels, .bias = true, .init_scale = 0});
+  blocks_ = register_joint_blocks(*this, names, config.sizes, config.num_layers);
+  output_ = register_joint_output(*this, width, 4 * config.out_channels);
 }
 
 at::Tensor QwenImageTransformer2DModel::predict(const Batch& input) {
@@ -124,8 +114,7 @@ at::Tensor QwenImageTransformer2DModel::predict(const Batch& input) {
                        .key_mask = rows.key_mask,
                        .sequence = rows.sequence};
   for (const auto& block : blocks_) hidden = block->forward(hidden, pass);
-  const auto changes = modulations(norm_out_->forward(pass.time), 2);  // scale, shift
-  return proj_out_->forward(modulated_norm(hidden.image, {changes[0] + 1, changes[1]}, {}, kJointEps));
+  return output_.forward(hidden.image, pass);
 }
 
 /// Products alone, as Megatron counts.
@@ -135,7 +124,7 @@ double QwenImageTransformer2DModel::training_flops(int64_t sequences, int64_t se
   const double tokens = patches + kQwenTextLength;
   const double embedded = patches * static_cast<double>(config_.in_channels + 4 * config_.out_channels) +
                           kQwenTextLength * static_cast<double>(config_.text_dim);
-  const double of_sample = width * (kQwenWaves + width + (12 * layers + 2) * width);
+  const double of_sample = width * (kJointWaves + width + (12 * layers + 2) * width);
   const double products = tokens * layers * (12 * width * width + 2 * width * tokens) + width * embedded + of_sample;
   return 6 * static_cast<double>(sequences) * products;
 }

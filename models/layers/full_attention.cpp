@@ -35,8 +35,8 @@ at::Tensor attend_all(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 
 }  // namespace
 
-at::Tensor full_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  return by_library(q, k, v, at::Tensor());
+at::Tensor full_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& key_mask) {
+  return by_library(q, k, v, key_mask);
 }
 
 at::Tensor full_self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -2,7 +2,7 @@
 //   latent_dump JOBS.json
 // Fields of a job: `model` (directory), `input` (safetensors: columns of a batch of latents by their names), `output`
 // (safetensors, to write: predictions; losses of the patches; grad.NAME of the mean loss of the patches of token_mask;
-// flops of a step), `world` (ranks, which are threads), and optional: `fsdp2_config` (text of an FSDP2 file; absent:
+// flops of a step; aux.NAME of each rank, terms that the model adds), `world` (ranks, which are threads), and optional: `fsdp2_config` (text of an FSDP2 file; absent:
 // the model is not sharded), `sequence_ranks`, `ring`, `adapters` (safetensors of LoRA matrices by their names here, of
 // rank 2 and alpha 4, for the layers `targets`).
 // With MEGASHARD_TEST_DEVICE=sim ranks have a simulated device.
@@ -17,6 +17,7 @@
 #include <set>
 
 #include "checkpoint/hugging_face/safetensors.h"
+#include "framework/latent_columns.h"
 #include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/model_registry.h"
 #include "models/hugging_face/load_hf_weights.h"
@@ -38,7 +39,7 @@ Batch read_batch(const SafetensorsFile& file) {
   Batch batch;
   for (const auto& info : file.tensors()) {
     batch.set(info.name, file.tensor(info.name).clone(), kOfPatches.contains(info.name) ? Axis::kToken : Axis::kRow,
-              /*is_input=*/info.name != kTargets);
+              /*is_input=*/info.name != kTargets && info.name != kSoundTargets);
   }
   return batch;
 }
@@ -122,12 +123,18 @@ void run(const json& job, const ProcessGroupPtr& world, Results& results) {
     const auto own = (*model)(unlabelled).predictions;
     results.put("predictions", whole.at(kLatents).sizes(), {0, first, 0}, whole_of_rows(own, 2, batch.sequence));
   }
-  const auto losses = (*model)(batch).token_losses;
+  const auto output = (*model)(batch);
+  const auto& losses = output.token_losses;
   results.put("losses", {whole.rows(), whole.length()}, {first, 0}, whole_of_rows(losses, 1, batch.sequence));
   const auto mask = whole.token_mask();
   const double count = mask.defined() ? mask.sum().item<double>() : static_cast<double>(whole.rows() * whole.length());
   const auto counted = mask.defined() ? losses * batch.token_mask() : losses;
-  (counted.sum() * (world->size() / count)).backward();  // FSDP takes the mean over ranks
+  auto total = counted.sum() * (world->size() / count);  // FSDP takes the mean over ranks
+  for (const auto& term : output.aux) {
+    total = total + term.value;
+    results.put("aux." + term.name, {world->size()}, {world->rank()}, term.metric.view({1}));
+  }
+  total.backward();
   for (const auto& item : model->named_parameters()) {
     if (!item.value().grad().defined()) continue;
     const auto piece = reshard_and_view(item.value());

@@ -41,6 +41,18 @@ def test_flow_matching_is_diffusers(tmp_path):
     assert "noise" not in out
 
 
+def test_a_sound_has_the_noise_level_of_its_video(tmp_path):
+    draw = torch.Generator().manual_seed(4)
+    x, n = (torch.randn(ROWS, 7, 3, generator=draw) for _ in range(2))
+    out = noised(tmp_path, BATCH | {"sounds": x, "sound_noise": n}, "flow-matching")
+    sigma = (out["timesteps"] / 1000).view(-1, 1, 1)
+    same(out["sounds"], (1 - sigma) * x + sigma * n)
+    same(out["sound_targets"], n - x)
+    drawn = noised(tmp_path, BATCH | {"sounds": x}, "flow-matching")
+    noise = drawn["sound_targets"] + x
+    assert 0.7 < noise.std() < 1.3 and torch.equal(drawn["latents"], out["latents"])
+
+
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
 @pytest.mark.parametrize("betas", ["scaled_linear", "linear"])
 def test_ddpm_is_diffusers(tmp_path, prediction, betas):
@@ -81,7 +93,8 @@ def test_weights(tmp_path, weighting):
 @pytest.mark.parametrize("flags,least,most", [
     ((), 0, 1000), (("--timestep-min", 875, "--timestep-shift", 5), 875, 1000),
     (("--timestep-sampling", 1, "--timestep-logit-mean", -0.5), 0, 1000),
-    (("--timestep-sampling", 1, "--timestep-max", 400), 0, 400), (("--timestep-shift-by", 1), 0, 1000)])
+    (("--timestep-sampling", 1, "--timestep-max", 400), 0, 400), (("--timestep-shift-by", 1), 0, 1000),
+    (("--timestep-shift-by", 2, "--timestep-sampling", 1), 0, 1000)])
 def test_timesteps_have_their_distribution(tmp_path, flags, least, most):
     """Kolmogorov-Smirnov: with 4,000 draws a distance of 0.034 has a chance of 2e-4, and the seeds are fixed."""
     draws, patches = 4000, 16
@@ -92,7 +105,8 @@ def test_timesteps_have_their_distribution(tmp_path, flags, least, most):
     options = dict(zip(flags[::2], flags[1::2]))
     shift = options.get("--timestep-shift", 1)
     if "--timestep-shift-by" in options:
-        shift = math.exp(0.5 + 0.65 * (patches - 256) / 3840)
+        flux, ltx2 = 0.5 + 0.65 * (patches - 256) / 3840, 0.95 + 1.1 * (patches - 1024) / 3072
+        shift = math.exp(flux if options["--timestep-shift-by"] == 1 else ltx2)
 
     def share_below(timestep):
         sigma = timestep / 1000

@@ -16,6 +16,7 @@
 #include "checkpoint/values/torch_archive.h"
 #include "checkpoint/values/value_tensors.h"
 #include "framework/data/build_datasets.h"
+#include "framework/latent_columns.h"
 #include "tests/checkpoint/files/temporary_folder.h"
 
 namespace megashard {
@@ -147,6 +148,28 @@ TEST_F(LatentFolders, CleanFramesHaveNoLoss) {
   EXPECT_THAT(batch.at(kCleanPatches).nonzero().select(1, 1).sizes().vec(), ElementsAre(2));
 }
 
+TEST_F(LatentFolders, TwoTextsPicturesAndSoundsAreColumns) {
+  Dict values = features({2, 1, 2, 4}, 0);
+  const auto both = [](const at::Tensor& one, const at::Tensor& other) {
+    return List{{tensor_value(one), tensor_value(other)}};
+  };
+  values.set("prompt_ids", both(at::ones({1, kText, 4}), at::full({1, 5, 3}, 2)));
+  values.set("prompt_mask", both(at::ones({1, kText}, at::kLong), at::zeros({1, 5}, at::kLong)));
+  values.set("cond_latents", tensor_value(at::ones({3, 1, 2, 4})));
+  values.set("vision_states", tensor_value(at::ones({7, 6})));
+  values.set("sound", tensor_value(at::ones({9, 5})));
+  values.set("frame_rate", tensor_value(at::full({}, 25.0)));
+  add(values, {2, 1, 2, 4});
+  const Batch batch = dataset(1)->collate({0}, {});
+  EXPECT_EQ(batch.at(kTextFeatures).sizes(), (std::vector<int64_t>{1, kText, 4}));
+  EXPECT_EQ(batch.at(kSecondText).sizes(), (std::vector<int64_t>{1, 5, 3}));
+  EXPECT_EQ(batch.at(kSecondTextMask).sum().item().toLong(), 0);
+  EXPECT_EQ(batch.at(kConditions).sizes(), (std::vector<int64_t>{12, 1, 2}));
+  EXPECT_EQ(batch.at(kImageFeatures).sizes(), (std::vector<int64_t>{1, 7, 6}));
+  EXPECT_EQ(batch.at(kSounds).sizes(), (std::vector<int64_t>{1, 9, 5}));
+  EXPECT_EQ(batch.at(kFrameRates).item().toDouble(), 25);
+}
+
 TEST_F(LatentFolders, MistakesAreToldWithTheRemedy) {
   const auto told = [&](auto make, const char* what) {
     EXPECT_THAT(make, ThrowsMessage<std::exception>(HasSubstr(what)));
@@ -160,9 +183,13 @@ TEST_F(LatentFolders, MistakesAreToldWithTheRemedy) {
   values.set("i2v_vae_feature", tensor_value(at::ones({2, 1, 2, 2})));
   add(values, {2, 1, 2, 4});
   told([&] { LatentSet(folder_.path()).read(1); }, "frames, rows and columns must be those of \"video\"");
+  values = features({2, 1, 2, 4}, 0);
+  values.set("clean_frames", int64_t{2});
+  add(values, {2, 1, 2, 4});
+  told([&] { LatentSet(folder_.path()).read(2); }, "\"clean_frames\" is 2, and the video has 1 frames of latents");
   add({2, 1, 2, 4});
   std::ofstream(folder_.path() + kLatentsFile, std::ios::app) << R"({"file": "../other.pt", "shape": [2, 1, 2, 4]})";
-  told([&] { LatentSet{folder_.path()}; }, "line 4: \"../other.pt\" is outside of the folder");
+  told([&] { LatentSet{folder_.path()}; }, "line 5: \"../other.pt\" is outside of the folder");
 }
 
 TEST_F(LatentFolders, ModelsOfTokensAndOfLatentsTakeTheirOwnData) {

@@ -23,9 +23,10 @@ std::shared_ptr<LatentModel> make(const std::string& class_name, const ordered_j
                          {"attention_head_dim", 24},
                          {"num_layers", 1},
                          {"in_channels", 4}};
+  if (class_name.starts_with("Hunyuan")) config.update({{"out_channels", 4}, {"rope_axes_dim", {4, 8, 12}}});
   const ordered_json wan = {{"out_channels", 4}, {"text_dim", 20}, {"freq_dim", 16}, {"ffn_dim", 300}};
-  config.update(
-      class_name.starts_with("Wan") ? wan : ordered_json{{"joint_attention_dim", 20}, {"axes_dims_rope", {4, 8, 12}}});
+  const ordered_json joint = {{"joint_attention_dim", 20}, {"axes_dims_rope", {4, 8, 12}}};
+  if (!class_name.starts_with("Hunyuan")) config.update(class_name.starts_with("Wan") ? wan : joint);
   if (!changes.is_null()) config.update(changes);
   return latent_family_of(config)->make({config, "config.json"});
 }
@@ -55,6 +56,10 @@ TEST(LatentFamilies, RefuseWhatTheyDoNotCompute) {
   EXPECT_THAT(refusal(kFlux, {{"patch_size", 2}}), HasSubstr("patch_size must be 1"));
   EXPECT_THAT(refusal("QwenImageTransformer2DModel", {{"out_channels", 1}, {"zero_cond_t", true}}),
               HasSubstr("zero_cond_t is true, which is not supported"));
+  constexpr const char* kHunyuan = "HunyuanVideo15Transformer3DModel";
+  EXPECT_THAT(refusal(kHunyuan, {{"mlp_ratio", 3.0}}), HasSubstr("mlp_ratio is 3; only 4 is supported"));
+  EXPECT_THAT(refusal(kHunyuan, {{"qk_norm", "layer_norm"}}), HasSubstr("qk_norm is layer_norm; only rms_norm"));
+  EXPECT_THAT(refusal(kHunyuan, {{"use_meanflow", true}}), HasSubstr("use_meanflow is true, which is not supported"));
 }
 
 TEST(LatentFamilies, InitialWeightsAreThoseOfWan) {
@@ -88,6 +93,8 @@ TEST(LatentModel, SaysWhatBatchItTakes) {
   batch.set(kLatents, at::zeros({16, 1, 4}));
   EXPECT_THAT(message_of([&] { (*model)(batch); }),
               HasSubstr("takes 20 values of conditions for a patch, and the data have 0"));
+  batch.set(kSecondText, at::zeros({1, 2, 3}), Axis::kRow);
+  EXPECT_THAT(message_of([&] { (*model)(batch); }), HasSubstr("takes features of one text encoder"));
   EXPECT_THAT(message_of([&] { model->check_sequence_ranks(3); }), HasSubstr("WanTransformer3DModel"));
 }
 
