@@ -141,6 +141,12 @@ size_t find_part(const std::string& name, const std::string& part) {
   return std::string::npos;
 }
 
+/// True if the name has the spelling of files whose part ends in the model's: "language_model.lm_head." in "lm_head.".
+bool is_published(const std::string& name, const WeightRenaming& renaming) {
+  const auto& [model, files] = renaming;
+  return files != model && files.ends_with(model) && find_part(name, files) != name.npos;
+}
+
 }  // namespace
 
 WeightPart whole_part(std::string tensor, std::string stored, Sizes stored_sizes, Sizes view, Sizes permutation) {
@@ -201,14 +207,16 @@ const StoredForm* fitting_form(const WeightGroup& group, const StoredSizes& size
 std::string WeightMap::published_name(const std::string& name) const {
   for (const auto& each : renamings) {
     const auto at = find_part(name, each.model);
-    if (at != name.npos) return name.substr(0, at) + each.files + name.substr(at + each.model.size());
+    if (at == name.npos) continue;
+    if (is_published(name, each)) return name;
+    return name.substr(0, at) + each.files + name.substr(at + each.model.size());
   }
   return name;
 }
 
 std::string WeightMap::model_name(const std::string& published) const {
   for (const auto& each : renamings) {
-    if (find_part(published, each.model) != published.npos) return published;
+    if (find_part(published, each.model) != published.npos && !is_published(published, each)) return published;
   }
   for (const auto& each : renamings) {
     const auto at = find_part(published, each.files);

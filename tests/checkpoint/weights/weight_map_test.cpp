@@ -95,5 +95,18 @@ TEST(WeightMap, NamesGoThereAndBack) {
   }
 }
 
+TEST(WeightMap, ANameOfFilesMayEndInTheModels) {
+  const WeightMap map{
+      .renamings = {{"model.language_model.", "language_model.model."}, {"lm_head.", "language_model.lm_head."}}};
+  for (const auto& [ours, published] :
+       {std::pair<const char*, const char*>{"lm_head.weight", "language_model.lm_head.weight"},
+        {"model.language_model.norm.weight", "language_model.model.norm.weight"}}) {
+    EXPECT_EQ(map.published_name(ours), published);
+    EXPECT_EQ(map.published_name(published), published);
+    EXPECT_EQ(map.model_name(published), ours);
+    EXPECT_EQ(map.model_name(ours), ours);
+  }
+}
+
 }  // namespace
 }  // namespace megashard
