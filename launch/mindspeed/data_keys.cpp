@@ -42,8 +42,8 @@ void take_template(const V& value, R& run, A&) {
   const auto name = prepared(run).turn_template = value.text();
   if (!is_turn_template(name))
     value.fail("is " + name +
-               "; conversations are prepared by the templates qwen2vl and qwen3_vl_nothink here. For "
-               "another one prepare them by the model's chat template (docs/data.md) and give --data-path");
+               "; conversations are prepared by the templates qwen2vl, qwen3_vl_nothink and mistral here. For another "
+               "one prepare them by the model's chat template (docs/data.md) and give --data-path");
 }
 
 void take_shuffle(const V& value, R&, A& arguments) {
@@ -100,7 +100,7 @@ const MindSpeedKey kPreprocessing[] = {
     {"image_do_pan_and_scan", nullptr, "false", "no model here has it"},
     {"crop_to_patches", nullptr, "false", "no model here has it"},
     {"use_audio_in_video", nullptr, "false", "no model here hears"},
-    {"fix_mistral_regex", nullptr, "false", "correct tokenizer.json instead"},
+    {"fix_mistral_regex", take_switch<&Preparation::fix_mistral_regex>},
     {"use_fast_tokenizer"},
     {"trust_remote_code"},
     {"image_resolution"},
@@ -189,7 +189,9 @@ const MindSpeedSection kSections[] = {
 }  // namespace
 }  // namespace mindspeed_data
 
-bool is_turn_template(const std::string& name) { return name == "qwen2vl" || name == "qwen3_vl_nothink"; }
+bool is_turn_template(const std::string& name) {
+  return name == "qwen2vl" || name == "qwen3_vl_nothink" || name == "mistral";
+}
 
 std::span<const MindSpeedSection> mindspeed_data_sections() { return mindspeed_data::kSections; }
 

@@ -248,8 +248,9 @@ void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, 
   mistakes.require(!run.data->inputs.empty(), run.data->place + ".basic_parameters.dataset is missing; name the file.");
   mistakes.require(!run.data->model.empty(), run.data->place + ".preprocess_parameters.model_name_or_path is missing; "
                                                                "name the model's folder.");
-  mistakes.require(!run.data->turn_template.empty(),
-                   run.data->place + ".basic_parameters.template is missing; give qwen2vl or qwen3_vl_nothink.");
+  mistakes.require(
+      !run.data->turn_template.empty(),
+      run.data->place + ".basic_parameters.template is missing; give qwen2vl, qwen3_vl_nothink or mistral.");
 }
 
 /// The data section beside a diffusion model.

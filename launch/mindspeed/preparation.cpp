@@ -90,7 +90,8 @@ std::vector<std::pair<std::string, std::string>> Preparation::flags() const {
   add("--max-samples", max_samples);
   for (const auto& [flag, on] : {std::pair("--mask-history", mask_history),
                                  {"--learn-questions", learn_questions},
-                                 {"--strip-text", strip_text}}) {
+                                 {"--strip-text", strip_text},
+                                 {"--fix-mistral-regex", fix_mistral_regex}}) {
     if (on) all.emplace_back(flag, "");
   }
   return all;

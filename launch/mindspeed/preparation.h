@@ -25,7 +25,7 @@ struct Preparation {
   std::optional<int64_t> cutoff_length;  ///< unset: --seq-length
   int64_t image_max_pixels = 768 * 768, image_min_pixels = 32 * 32;
   std::optional<int64_t> max_samples;
-  bool mask_history = false, learn_questions = false, strip_text = false;
+  bool mask_history = false, learn_questions = false, strip_text = false, fix_mistral_regex = false;
   int64_t workers = 1;
 
   /// Path for --data-path.

@@ -9,7 +9,7 @@ from preprocess_input import FlagError
 from turn_templates import COLUMNS, TEMPLATES, columns_of
 
 OF_BOTH = ("image_folder", "max_length", "video_fps", "video_num_frames", "max_samples", "image_max_pixels",
-           "image_min_pixels")  # conversations and preferences
+           "image_min_pixels", "fix_mistral_regex")  # conversations and preferences
 OF_CONVERSATIONS = ("conversation_form", "mask_history", "training_form", "template")
 OF_TEMPLATES = ("columns", "cutoff_length", "learn_questions", "strip_text")
 
@@ -73,6 +73,9 @@ def parse_arguments():
                         help="with --template: learn questions too")
     parser.add_argument("--strip-text", action="store_true", default=None,
                         help="with --template: take blanks and line breaks from the ends of every turn")
+    parser.add_argument("--fix-mistral-regex", action="store_true", default=None,
+                        help="conversations, preferences: correct how the tokenizer.json of a Mistral model cuts text "
+                        "into words, as transformers' fix_mistral_regex=True does")
     parser.add_argument("--max-samples", type=int, metavar="N",
                         help="conversations, preferences: take the first N")
     parser.add_argument("--kto-batch-size", type=int, metavar="N",

@@ -36,7 +36,7 @@ PART_KEYS = {"text": ("type", "text"), "image": ("type", "image"), "video": ("ty
              "audio": ("type", "audio")}
 
 
-def load_tokenizer(model, needs_template=True):
+def load_tokenizer(model, needs_template=True, fix_mistral_regex=None):
     if not model_folder("--tokenizer-model", str(model)).is_dir():
         raise FlagError(f"--tokenizer-model {model} is no model directory; conversations need its chat template")
     try:
@@ -46,7 +46,8 @@ def load_tokenizer(model, needs_template=True):
                          "venv that "
                          "launch/setup made") from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        fix = {"fix_mistral_regex": True} if fix_mistral_regex else {}
+        tokenizer = AutoTokenizer.from_pretrained(model, **fix)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"{model} has no tokenizer that transformers reads: {error}") from None
     if needs_template:
@@ -72,7 +73,8 @@ class Encoder:
     def __init__(self, flags, form="messages"):
         self.model, self.flags, self.form = flags.tokenizer_model, flags, form
         self.turns = Turns(flags) if flags.template else None
-        self.tokenizer = load_tokenizer(self.model, needs_template=not flags.template and form != "completion")
+        self.tokenizer = load_tokenizer(self.model, not flags.template and form != "completion",
+                                        flags.fix_mistral_regex)
         self.chat = ChatText(self.tokenizer, flags.mask_history, flags.training_form)
         self.pictures = PictureReader(flags, self.tokenizer)
         self.sounds = SoundReader(self.model, self.tokenizer)
@@ -133,7 +135,6 @@ class Encoder:
     def encode_turns(self, where, item, folder):
         system, texts, learnt, paths, told = self.turns.read(where, item)
         images, places = self.pictures.images(where, [self.turns.open_image(where, folder, path) for path in paths])
-        places = [f"<|vision_start|>{place}<|vision_end|>" for place in places]
         return Sample(*self.turns.tokenise(where, self.tokenizer, system, texts, learnt, places), images, told=told)
 
     def checked(self, where, conversation):
@@ -224,7 +225,7 @@ def nothing_found(arguments):
 # Flags that determine a set's tokens and pixels (--skip-bad-records does not change them).
 RECORDED = ("conversation_form", "template", "columns", "cutoff_length", "image_max_pixels", "image_min_pixels",
             "video_fps", "video_num_frames", "max_length", "max_samples", "mask_history", "training_form",
-            "learn_questions", "strip_text", "kto_batch_size")
+            "learn_questions", "strip_text", "kto_batch_size", "fix_mistral_regex")
 
 
 def recorded_flags(arguments):

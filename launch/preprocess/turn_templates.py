@@ -1,8 +1,8 @@
 """Conversations tokenised turn by turn (--template), as LLaMA-Factory does it, and MindSpeed-MM in its configurations.
 
 A record has its turns in one column, pairs of a question and an answer, and its pictures in another; <image> stands in
-the text for each of them, in their order. Each turn is tokenised by itself. An answer is learnt with its end mark and
-the line break behind it. What is longer than --cutoff-length is cut, pair by pair.
+the text for each of them, in their order. Each turn is tokenised by itself. An answer is learnt with what ends it.
+What is longer than --cutoff-length is cut, pair by pair.
 """
 
 import math
@@ -11,21 +11,33 @@ from typing import NamedTuple
 
 from conversation_forms import PICTURES, PREFERENCES, SYSTEM_TURN, UNREAD, preference
 from learnt_turns import MARKS, is_learnt
-from preprocess_input import RecordError
+from preprocess_input import InputError, RecordError
 
 PLACE = "<image>"
-USER = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-ANSWER = "{}<|im_end|>\n"
-SYSTEM = "<|im_start|>system\n{}<|im_end|>\n"
 LEAST_SIDE, LONGEST, CUT_TO = 28, 200, 180  # pixels of a side; sides of an image that are stretched, and to what
 
 
 class Template(NamedTuple):
     system: str  # default for records without one
     resample: int  # Pillow's filter for resizing a picture to its pixel limits
+    system_form: str = "<|im_start|>system\n{}<|im_end|>\n"
+    question: str = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    answer: str = "{}<|im_end|>\n"
+    has_ends: bool = False  # the tokenizer's bos token before all, its eos token behind each answer
+    picture: str = "<|vision_start|>{}<|vision_end|>"
+    mark: str = "<|image_pad|>"  # of a picture's tokens
+    stretches: bool = True  # pictures that are smaller than LEAST_SIDE or longer than LONGEST
 
 
-TEMPLATES = {"qwen2vl": Template("You are a helpful assistant.", 0), "qwen3_vl_nothink": Template("", 3)}
+MAGISTRAL = ("First draft your thinking process (inner monologue) until you arrive at a response. Format your response "
+             "using Markdown, and use LaTeX for any mathematical equations. Write both your thoughts and the response "
+             "in the same language as the input.\nYour thinking process must follow the template below:[THINK]Your "
+             "thoughts or/and draft, like working through an exercise on scratch paper. Be as casual and as long as "
+             "you want until you are confident to generate the response. Use the same language as the input.[/THINK]"
+             "Here, provide a self-contained response.      ")  # with the blanks of MindSpeed-MM's template
+TEMPLATES = {"qwen2vl": Template("You are a helpful assistant.", 0), "qwen3_vl_nothink": Template("", 3),
+             "mistral": Template(MAGISTRAL, 0, "[SYSTEM_PROMPT]{}[/SYSTEM_PROMPT]", "[INST]{}[/INST]", "{}", True, "{}",
+                                 "[IMG]", False)}
 COLUMNS = {"messages": "conversations", "images": "", "system": "", "role": "from", "content": "value", "user": "human",
            "assistant": "gpt", "system_role": "system"}  # LLaMA-Factory's defaults
 
@@ -147,6 +159,10 @@ class Turns:
                 scale = math.sqrt(limit / (image.width * image.height))
                 image = image.resize((int(image.width * scale), int(image.height * scale)), resample)
         image = image.convert("RGB")
+        return self.stretched(image) if self.template.stretches else image
+
+    @staticmethod
+    def stretched(image):
         if min(image.size) < LEAST_SIDE:
             image = image.resize(tuple(max(side, LEAST_SIDE) for side in image.size))
         if image.width / image.height > LONGEST:
@@ -157,15 +173,21 @@ class Turns:
 
     def tokenise(self, where, tokenizer, system, texts, learnt, pictures):
         """Tokens and loss mask; `pictures`: the placeholder texts of the images."""
-        pictures, turns = iter(pictures), []
-        system = system or self.template.system
+        form, pictures, turns = self.template, iter(pictures), []
+        if form.has_ends and tokenizer.eos_token_id is None:
+            raise InputError(f"the tokenizer of {self.flags.tokenizer_model} names no eos_token, which ends an answer; "
+                             "name one in its tokenizer_config.json")
+        system = system or form.system
         for number, text in enumerate(texts):
             before, *rest = text.split(PLACE)
-            text = before + "".join(next(pictures) + part for part in rest)
-            text = (ANSWER if number % 2 else USER).format(text)
+            text = before + "".join(form.picture.format(next(pictures)) + part for part in rest)
+            parts = [(form.answer if number % 2 else form.question).format(text)]
             if number == 0 and system:
-                text = SYSTEM.format(system) + text
-            turns.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+                parts.insert(0, form.system_form.format(system))
+            tokens = [token for part in parts for token in tokenizer(part, add_special_tokens=False)["input_ids"]]
+            if form.has_ends and number == 0 and tokenizer.bos_token_id is not None:
+                tokens.insert(0, tokenizer.bos_token_id)
+            turns.append(tokens + [tokenizer.eos_token_id] * (form.has_ends and number % 2))
         pairs = list(zip(turns[::2], turns[1::2], learnt[::2], learnt[1::2]))
         return self.cut(where, pairs, tokenizer)
 
@@ -184,7 +206,7 @@ class Turns:
         if last_first:
             kept.reverse()
         tokens = [token for part, _ in kept for token in part]
-        mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        mark = tokenizer.convert_tokens_to_ids(self.template.mark)
         if tokens.count(mark) != sum(part.count(mark) for question, answer, _, _ in pairs
                                      for part in (question, answer)):
             raise RecordError(f"{where}: --cutoff-length {self.flags.cutoff_length} cuts a picture; give more, smaller "

@@ -5,10 +5,11 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from megashard import PREPROCESS, USAGE, run
-from tiny_vision import make_processors, preprocessing
+from tiny_vision import make_mistral3, make_processors, preprocessing
 
 COLUMNS = "messages=messages images=images role=role content=content user=user assistant=assistant system_role="
 PYTHON = __import__("sys").executable
@@ -73,6 +74,76 @@ def test_pictures_keep_the_limits_of_their_pixels(model, template, resample, lea
     if min(image.size) < 28:
         image = image.resize(tuple(max(28, side) for side in image.size))
     assert made == Encoder(preprocessing(model)).pictures.images("", [image])[0]
+
+
+WRONG_WORDS = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@pytest.fixture(scope="module")
+def magistral(tmp_path_factory):
+    """A mistral3 model's processors, with a byte-level tokenizer that is as large as those transformers corrects."""
+    folder = tmp_path_factory.mktemp("magistral")
+    make_mistral3(folder)
+    tokens = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]",
+              "[IMG_BREAK]", "[IMG_END]", "[THINK]", "[/THINK]"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("o", "W"), ("2", "0"), ("a", "t")]
+    words = tokens + letters + [one + other for one, other in merges]
+    words += [f"unused {number}" for number in range(100_001 - len(words))]
+    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(WRONG_WORDS), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(tokens)
+    PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>",
+                            eos_token="</s>").save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_version": "4.57.0"}))
+    return folder
+
+
+def test_magistral_has_its_own_marks(magistral):
+    from preprocess_input import InputError
+
+    tokenizer = AutoTokenizer.from_pretrained(magistral, fix_mistral_regex=True)
+    item = {"messages": turns("<image> oWl", "sat 2025", "at <image>?", "the mat"), "images": ["a.png", "b.jpg"],
+            "system": "Think."}
+    sample = encode(magistral, item, "mistral", fix_mistral_regex=True)
+
+    def row(columns, end):
+        return "[IMG]" * columns + end
+
+    pictures = [row(columns // 2, "[IMG_BREAK]") * (rows // 2 - 1) + row(columns // 2, "[IMG_END]")
+                for _, rows, columns in sample.images.grids]
+    texts = [f"<s>[SYSTEM_PROMPT]Think.[/SYSTEM_PROMPT][INST]{pictures[0]} oWl[/INST]", "sat 2025</s>",
+             f"[INST]at {pictures[1]}?[/INST]", "the mat</s>"]
+    pieces = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert sample.tokens == sum(pieces, [])
+    assert list(sample.mask) == sum(([number % 2] * len(piece) for number, piece in enumerate(pieces)), [])
+    bare = encode(magistral, {"messages": turns("at", "sat")}, "mistral").tokens
+    told = tokenizer.decode(bare)
+    assert told.startswith("<s>[SYSTEM_PROMPT]First draft your thinking process (inner monologue) until")
+    assert told.endswith("a self-contained response.      [/SYSTEM_PROMPT][INST]at[/INST]sat</s>")
+    with pytest.raises(InputError, match="--cutoff-length 30 cuts a picture"):
+        encode(magistral, item, "mistral", cutoff_length=30)
+
+
+def test_the_words_of_mistral_are_corrected_as_by_transformers(magistral):
+    item = {"messages": turns("oWl 2025", "sat oWl 2025")}
+    wrong, right = (encode(magistral, item, "mistral", fix_mistral_regex=fix).tokens for fix in (None, True))
+    made = [AutoTokenizer.from_pretrained(magistral, **fix)("sat oWl 2025", add_special_tokens=False)["input_ids"]
+            for fix in ({}, {"fix_mistral_regex": True})]
+    assert made[0] != made[1]  # 20 of 2025 is one token, oW of oWl, too
+    assert [tokens[-len(ids) - 1:-1] for tokens, ids in zip((wrong, right), made)] == made
+
+
+def test_pictures_of_magistral_are_not_stretched(magistral):
+    from preprocess_conversations import Encoder
+
+    item = {"messages": turns("<image>", "sat"), "images": ["a.png"]}
+    made = encode(magistral, item, "mistral", image_max_pixels=150).images
+    image = Image.open(magistral / "a.png").resize((9, 15), Image.Resampling.NEAREST)  # of 13 x 20
+    assert made == Encoder(preprocessing(magistral, template="mistral")).pictures.images("", [image])[0]
 
 
 @pytest.mark.parametrize("question, answer, room, kept", [

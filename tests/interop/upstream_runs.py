@@ -17,6 +17,7 @@ from upstream_models import DIFFUSION_FAMILIES, VISION_FAMILIES, Workshop
 from upstream_titan import titan_run
 
 RANKS, STEPS, LENGTH = 2, 2, 128
+LENGTHS = {"mistral3": 256}  # the template begins with a long system prompt
 FAMILIES = {"qwen2_5vl": "qwen2_5_vl"}  # where MindSpeed-MM has another name
 # ROLL's files name models of the hub, and one a folder of its authors.
 HUB = (("Qwen3.5-35B-A3B", "qwen3_5_moe"), ("Qwen3-30B-A3B", "qwen3_moe"), ("Qwen3-", "qwen3"),
@@ -181,7 +182,7 @@ def scaled_arguments(arguments, family, folder, workshop):
     """Megatron's arguments by their names, without hyphens."""
     per_rank = int(arguments.get("micro_batch_size", 1))
     small = {"global_batch_size": per_rank * RANKS, "train_iters": STEPS, "save": str(folder / "save"),
-             "save_interval": STEPS, "distributed_backend": "gloo", "seq_length": LENGTH,
+             "save_interval": STEPS, "distributed_backend": "gloo", "seq_length": LENGTHS.get(family, LENGTH),
              "fsdp2_config_path": str(folder / "fsdp2.yaml")}
     result = {key: small.get(key, value) for key, value in arguments.items()}
     if "expert_model_parallel_size" in result:

@@ -245,12 +245,15 @@ TEST_F(MindSpeed, MegatronCoresRouteNamesTheDecoder) {
 }
 
 TEST_F(MindSpeed, Mistral3HasItsPartsBesideEachOther) {
-  const auto data = write("data.json", "{\"dataset_param\": {\"basic_parameters\": {\"template\": \"mistral\"}}}");
+  const auto data =
+      write("data.json", "{\"dataset_param\": {\"basic_parameters\": {\"template\": \"mistral\", "
+                         "\"dataset\": \"none.json\"}, \"preprocess_parameters\": {\"model_name_or_path\": "
+                         "\"hf\", \"fix_mistral_regex\": true}}}");
   const auto model = write("model.json", "{\"model_id\": \"mistral3\", \"init_from_hf_path\": \"hf\", "
                                          "\"image_token_index\": 10, \"text_decoder\": {\"model_id\": \"mistral\", "
                                          "\"freeze\": false}, \"vision_encoder\": {\"freeze\": true}, "
                                          "\"vision_projector\": {\"freeze\": true}}");
-  EXPECT_THAT(refusal({"--mm-data", data, "--mm-model", model}), HasSubstr("template is mistral; conversations are"));
+  EXPECT_TRUE(parse({"--mm-data", data, "--mm-model", model}).mindspeed->data->fix_mistral_regex);
   const auto own = apply({"--mm-data", data, "--mm-model", model, "--data-path", "mine"});
   EXPECT_EQ(own.line.mindspeed->model_id, "mistral3");
   EXPECT_THAT(own.line.arguments.freeze_modules, ElementsAre("model.vision_tower", "model.multi_modal_projector"));
@@ -280,7 +283,7 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
       {"optimizer: adamw", "load_format: hff", "training.load_format takes one of auto, dcp, hf, got \"hff\""},
       {"lr_warmup_ratio: 0.25", "lr_warmup_ratio: 2", "takes a number from 0 to 1, got \"2\""},
       {"enable: false", "enable: true, init_lora_weights: pissa", "init_lora_weights is pissa, but adapters begin"},
-      {"template: qwen2vl", "template: llama3", "is llama3; conversations are prepared by the templates qwen2vl and"},
+      {"template: qwen2vl", "template: llama3", "is llama3; conversations are prepared by the templates qwen2vl, "},
       {"template: qwen2vl", "template: qwen2vl, streaming: True",
        "streaming is True, but a set is prepared as a whole"},
       {"packing: false", "packing: true",

@@ -60,10 +60,10 @@ TEST_F(PreparationTest, IsACommandOfAShell) {
   EXPECT_THAT(asked_.command(), HasSubstr(" --columns assistant=gpt content=value images= messages=conversations "));
   EXPECT_THAT(asked_.command(), testing::EndsWith(" --image-min-pixels 1024 --cutoff-length 64"));
   asked_.cache_folder = (folder_ / "cache").string();
-  asked_.mask_history = true;
+  asked_.mask_history = asked_.fix_mistral_regex = true;
   asked_.workers = 4;
   EXPECT_THAT(asked_.command(), StartsWith("mkdir -p " + asked_.cache_folder + " && python "));
-  EXPECT_THAT(asked_.command(), testing::EndsWith(" --mask-history --workers 4"));
+  EXPECT_THAT(asked_.command(), testing::EndsWith(" --mask-history --fix-mistral-regex --workers 4"));
   EXPECT_EQ(asked_.prefix(), (folder_ / "cache" / "chats").string());
 }
 
