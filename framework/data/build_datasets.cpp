@@ -10,6 +10,7 @@
 
 #include "framework/arguments/argument_value.h"
 #include "framework/data/conversation_dataset.h"
+#include "framework/data/data_formats.h"
 #include "framework/data/gpt_dataset.h"
 #include "framework/data/indexed_dataset.h"
 #include "framework/data/mock_tokens.h"
@@ -67,18 +68,6 @@ void check_shares(const std::string& name, size_t count, const SplitShares& shar
   }
 }
 
-/// A data set of any format. A split takes a range of it.
-struct DataSource {
-  std::string name;
-  size_t count;  // of documents or conversations
-  std::function<std::shared_ptr<const SampleDataset>(const SplitOptions&)> dataset;
-};
-
-DataSource source_of(std::shared_ptr<const TokenSource> tokens) {
-  return {tokens->name(), tokens->sequence_lengths().size(),
-          [tokens](const SplitOptions& split) { return std::make_shared<GPTDataset>(tokens, split); }};
-}
-
 // Token files have two bytes a token if the tokenizer has fewer tokens than this.
 constexpr int64_t kShortTokens = 65500;
 constexpr int64_t kMaxPadded = 65536;  // size of such a vocabulary after padding
@@ -108,34 +97,38 @@ DataSource open_latents(const std::string& prefix, const DataOptions& options) {
           }};
 }
 
-/// A data format and the file extension that identifies it. If no file of a prefix has one, open_tokens reports what is
-/// missing.
-struct DataFormat {
+/// A format of the program's own and the file extension that identifies it. If no file of a prefix has one, or that of
+/// a registered format, open_tokens reports what is missing.
+struct OwnFormat {
   const char* extension;
   DataSource (*open)(const std::string& prefix, const DataOptions& options);
 };
-constexpr DataFormat kDataFormats[] = {
+constexpr OwnFormat kOwnFormats[] = {
     {kConversationsSuffix, open_conversations},
     {kLatentsFile, open_latents},
     {".idx", open_tokens},
 };
 
 DataSource open_source(const std::string& prefix, const DataOptions& options) {
-  const DataFormat* found = nullptr;
-  for (const DataFormat& format : kDataFormats) {
-    if (!std::filesystem::exists(prefix + format.extension)) continue;
-    if (found != nullptr)
-      throw UsageError(prefix + found->extension + " and " + prefix + format.extension +
-                       " are two data sets of one prefix; rename the one that is not meant");
-    found = &format;
-  }
-  const bool has_latents = found != nullptr && found->open == open_latents;
+  std::vector<std::string> found;  // extensions
+  std::function<DataSource()> open = [&] { return open_tokens(prefix, options); };
+  const auto look_for = [&](const std::string& extension, std::function<DataSource()> opens) {
+    if (!std::filesystem::exists(prefix + extension)) return;
+    found.push_back(extension);
+    open = std::move(opens);
+  };
+  for (const OwnFormat& format : kOwnFormats) look_for(format.extension, [&] { return format.open(prefix, options); });
+  for (const DataFormat& format : data_formats()) look_for(format.extension, [&] { return format.open(prefix); });
+  if (found.size() > 1)
+    throw UsageError(prefix + found[0] + " and " + prefix + found[1] +
+                     " are two data sets of one prefix; rename the one that is not meant");
+  const bool has_latents = !found.empty() && found[0] == kLatentsFile;
   require(has_latents || !options.latents, prefix + kLatentsFile +
                                                " does not exist, and the model takes latents; give a folder that "
                                                "launch/preprocess/preprocess_latents.py has written.");
   require(!has_latents || options.latents,
           prefix + " has latents, and the model takes tokens; give it a set of tokens, or a model of latents.");
-  return found == nullptr ? open_tokens(prefix, options) : found->open(prefix, options);
+  return open();
 }
 
 Datasets build_splits(const DataSource& source, const SplitShares& shares, const Sizes& sizes,

@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 
+#include "framework/data/data_formats.h"
 #include "framework/diagnostics.h"
 #include "framework/objectives/objectives.h"
 #include "framework/training/listener.h"
@@ -109,18 +110,18 @@ void load_plugin(const PluginFlag& kind, const std::string& path) {
     throw UsageError(flag + " is no file; give the path of a shared library.");
   if (const auto why = why_no_shared_library(path); !why.empty())
     throw UsageError(flag + " cannot be loaded: " + why + ".");
-  const size_t known = kind.known();
-  const int64_t ignored = kind.ignored();
+  const size_t known = kind.known() + data_formats().size();
+  const int64_t ignored = kind.ignored() + ignored_data_formats();
   // Absolute, because dlopen searches system folders for names without a slash.
   if (dlopen(std::filesystem::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
     throw UsageError(flag + " cannot be loaded: " + dlerror() +
                      "; it must be a shared library that was built against this megashard and its LibTorch.");
   }
-  if (kind.ignored() > ignored) {
+  if (kind.ignored() + ignored_data_formats() > ignored) {
     throw UsageError(flag +
                      " was built against another megashard or LibTorch; build it again against the installed headers.");
   }
-  if (kind.known() == known)
+  if (kind.known() + data_formats().size() == known)
     throw UsageError(flag + " registers no " + kind.what + ": it has no " + kind.registry + " (docs/extending.md).");
   loaded.insert(flag);
 }

@@ -23,11 +23,12 @@ struct PluginFlag {
   size_t (*known)();
   int64_t (*ignored)();  ///< those built against another megashard
 };
-/// Callbacks (framework/training/listener.h), objectives (framework/objectives/objectives.h).
+/// Callbacks (framework/training/listener.h), objectives (framework/objectives/objectives.h). Their libraries may
+/// register data formats, too (framework/data/data_formats.h).
 extern const PluginFlag kCallbackPlugin, kLossPlugin;
 
 /// Loads a library, which stays loaded. Does nothing if it is loaded already. Throws UsageError if the file cannot be
-/// loaded, registers nothing of the kind, or was built against another megashard or LibTorch.
+/// loaded, registers neither that kind nor a data format, or was built against another megashard or LibTorch.
 void load_plugin(const PluginFlag& kind, const std::string& path);
 
 }  // namespace megashard

@@ -16,6 +16,7 @@
 #include "checkpoint/steps/retention.h"
 #include "checkpoint/values/gather_values.h"
 #include "framework/arguments/argument_value.h"
+#include "framework/data/data_formats.h"
 #include "framework/diagnostics.h"
 #include "framework/mistakes.h"
 #include "framework/modules/freeze.h"
@@ -70,6 +71,7 @@ void load_model_plugin(const std::string& path, ModelRegistry& registry) {
   if (const auto why = why_no_shared_library(path); !why.empty())
     throw UsageError(flag + " cannot be loaded: " + why + ".");
   // Absolute, because dlopen searches system folders for names without a slash.
+  const int64_t ignored = ignored_data_formats();
   void* library = dlopen(std::filesystem::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
@@ -81,6 +83,8 @@ void load_model_plugin(const std::string& path, ModelRegistry& registry) {
   if (symbol == nullptr) {
     throw UsageError(flag + " is no plugin: it does not export " + kModelPluginSymbol + "(); see docs/user_models.md.");
   }
+  require(ignored_data_formats() == ignored,
+          flag + " was built against another megashard or LibTorch; build it again against the installed headers.");
   try {
     const auto* plugin = reinterpret_cast<const ModelPlugin* (*)()>(symbol)();
     check_versions(flag, plugin);

@@ -6,8 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <map>
 
+#include "framework/data/data_formats.h"
 #include "framework/data/gpt_dataset.h"
 #include "framework/data/sample_dataset.h"
 #include "tests/framework/data/token_files.h"
@@ -189,6 +192,44 @@ TEST(BuildDatasets, WantsTrainingData) {
   EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("weight of 0"));
   std::swap(options.valid_data_path, options.data_path);
   EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("--train-data-path is missing"));
+}
+
+/// A document for each letter of PREFIX.letters, whose tokens are its number.
+class Letters : public TokenSource {
+ public:
+  explicit Letters(const std::string& prefix)
+      : prefix_(prefix), lengths_(std::filesystem::file_size(prefix + ".letters"), 3) {}
+  std::span<const int32_t> sequence_lengths() const override { return lengths_; }
+  void copy_tokens(int64_t sequence, int64_t /*offset*/, std::span<int64_t> out) const override {
+    std::ranges::fill(out, sequence);
+  }
+  const std::string& name() const override { return prefix_; }
+
+ private:
+  std::string prefix_;
+  std::vector<int32_t> lengths_;
+};
+
+const RegisterDataFormat kLetters({".letters", [](const std::string& prefix) {
+                                     return source_of(std::make_shared<Letters>(prefix));
+                                   }});
+
+TEST(DataFormats, ARegisteredOneOpensItsFiles) {
+  DataOptions options = ten_documents("1");
+  const std::string prefix = fresh_prefix("five");
+  options.data_path = {prefix};
+  std::ofstream(prefix + ".letters") << "abcde";
+  DatasetFacts facts;
+  build_datasets(options).train->add_facts(1, facts);
+  EXPECT_EQ(facts.units.at("document"), 5);
+  write_documents(prefix, {4, 4});
+  EXPECT_THAT(message_of([&] { build_datasets(options); }), HasSubstr("five.idx and " + prefix + ".letters are two"));
+}
+
+TEST(DataFormats, OneOfAnotherStampIsIgnored) {
+  const auto before = std::pair(ignored_data_formats(), data_formats().size());
+  const RegisterDataFormat old({".old", {}}, {.libtorch = "1.0"});
+  EXPECT_EQ(std::pair(ignored_data_formats(), data_formats().size()), std::pair(before.first + 1, before.second));
 }
 
 }  // namespace
