@@ -144,7 +144,7 @@ struct ModelOutput {
   /// [B, T] fp32: -log p(label) with labels; with targets the mean squared error of a patch
   at::Tensor token_losses{};
   at::Tensor predictions{};  ///< [P, B, T] fp32, of a model of latents; without targets
-  at::Tensor values{};       ///< [B, T] fp32: what a score head makes of each token; such a model has no other output
+  at::Tensor values{};       ///< fp32: what Needs::values takes, [B, T] of a score head; without other outputs
   at::Tensor entropies{};    ///< [B, T] fp32, of the distributions that the labels are from; if asked for
   at::Tensor teacher_log_probs{};  ///< [K, B, T] fp32: log-probabilities of kTeacherTokens; if asked for
   /// Scalar: the sum of loss_weights * token_losses, where the batch has that column and the model makes the head's

@@ -69,7 +69,10 @@ Evaluation::Result Evaluation::run(const TrainingData::DatasetPtr& dataset, cons
   if (stop != StopRequest::kNone) return {.stop = stop};
   const StepSummary summary = reader_.summarise(sums);
   if (summary.has_loss) {
-    callbacks_.print_on_first_rank(evaluation_log_lines(where, {{step_.metric_names().front(), summary.loss}}));
+    const auto& names = step_.metric_names();
+    std::vector<std::pair<std::string, double>> metrics{{names.front(), summary.loss}};
+    for (size_t i = 0; i < summary.further.size(); ++i) metrics.emplace_back(names[i + 1], summary.further[i]);
+    callbacks_.print_on_first_rank(evaluation_log_lines(where, metrics));
   } else if (callbacks_.sink) {
     callbacks_.sink(Severity::kWarning, "no validation loss at " + where + ": every label of its batches is masked");
   }

@@ -133,7 +133,7 @@ ModelOutput TrainStep::output_for(const Batch& mine) {
   }
   TORCH_CHECK(!output.values.defined(), model_.class_name(),
               " has the head `score` in place of lm_head: give --objective reward or value, or the files of a language "
-              "model");
+              "model; a model of --model-plugin needs the objective that takes its values");
   must_have(output.token_losses, "token_losses for a batch with labels");
   if (needs_.asked.entropies) must_have(output.entropies, "entropies");
   if (needs_.asked.teacher_log_probs) must_have(output.teacher_log_probs, "teacher_log_probs");

@@ -69,12 +69,13 @@ std::string timer_log_lines(const PartTimes& times, TimingLogOption option) {
   return head + " across ranks (ms):" + text;
 }
 
-std::string evaluation_log_lines(const std::string& where, const std::vector<std::pair<std::string, double>>& losses) {
+std::string evaluation_log_lines(const std::string& where, const std::vector<std::pair<std::string, double>>& metrics) {
   constexpr double kLargestExponent = 20.0;
   std::string text = " validation loss at " + where + " | ";
-  for (const auto& [name, loss] : losses) {
-    text += name + formatted(" value: %.6E | ", loss);
-    text += name + formatted(" PPL: %.6E | ", std::exp(std::min(kLargestExponent, loss)));
+  for (size_t i = 0; i < metrics.size(); ++i) {
+    const auto& [name, value] = metrics[i];
+    text += name + formatted(" value: %.6E | ", value);
+    if (i == 0) text += name + formatted(" PPL: %.6E | ", std::exp(std::min(kLargestExponent, value)));
   }
   const std::string dashes(text.size() + 1, '-');
   return dashes + "\n" + text + "\n" + dashes;

@@ -29,9 +29,9 @@ using PartTimes = std::vector<std::pair<std::string, std::vector<double>>>;
 /// all are.
 std::string timer_log_lines(const PartTimes& times, TimingLogOption option);
 
-/// Three lines: dashes, the losses with their perplexities, dashes. `where`: "iteration 10",
+/// Three lines: dashes, the loss with its perplexity and the further metrics, dashes. `where`: "iteration 10",
 /// "iteration 10 on validation set", "iteration 10 on test set".
-std::string evaluation_log_lines(const std::string& where, const std::vector<std::pair<std::string, double>>& losses);
+std::string evaluation_log_lines(const std::string& where, const std::vector<std::pair<std::string, double>>& metrics);
 
 /// "[after dataloaders are built] datetime: ..."
 std::string datetime_line(const std::string& after_what, const std::string& time);

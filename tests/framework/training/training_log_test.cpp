@@ -124,6 +124,8 @@ TEST(EvaluationLogLines, StandBetweenDashes) {
               HasSubstr("at iteration 10 on test set | lm loss value: 1.000000E+02 | lm loss PPL: "
                         "4.851652E+08 | "))
       << "the exponent is at most 20";
+  EXPECT_THAT(evaluation_log_lines("iteration 10", {{"dpo loss", 0.5}, {"accuracy", 1.0}}),
+              HasSubstr("| dpo loss PPL: 1.648721E+00 | accuracy value: 1.000000E+00 | \n"));
 }
 
 TEST(LogLines, AreMegatrons) {
