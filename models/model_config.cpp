@@ -295,6 +295,10 @@ Network network_of(const Arguments& arguments, const HfConfig& config) {
   return network;
 }
 
+bool is_of_plugin(const Arguments& arguments, const HfConfig& config) {
+  return arguments.is_own_model() && find_family(config.get_or_null<std::string>("model_type", "")) == nullptr;
+}
+
 DecoderConfig decoder_config(const Arguments& arguments) { return network_of(arguments).config; }
 
 BuildContext build_context(const Arguments& arguments) {

@@ -16,6 +16,8 @@ Network network_of(const Arguments& arguments, const HfConfig& config);
 DecoderConfig decoder_config(const Arguments& arguments);  ///< of network_of()
 /// How this rank builds it: its place among the ranks that share the layers, and options of the computation.
 BuildContext build_context(const Arguments& arguments);
+/// True if config.json describes a model of --model-plugin that no family here reads.
+bool is_of_plugin(const Arguments& arguments, const HfConfig& config);
 /// True if flags determine how experts are balanced, instead of config.json's output_router_logits and
 /// router_aux_loss_coef.
 bool replaces_balance_of_config(const Arguments& arguments);

@@ -214,6 +214,7 @@ std::optional<HfConfig> take_network_from_hf_model(Arguments& arguments, const D
       check_flags(*family, arguments);
       return file;
     }
+    if (is_of_plugin(arguments, *file)) return file;
     config = network_of(arguments, *file).config;
   } catch (const c10::Error& error) {  // a config.json that is wrong now will be wrong again
     throw UsageError(error.what_without_backtrace());

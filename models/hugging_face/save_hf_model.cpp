@@ -136,6 +136,11 @@ void write_classifier(OrderedJson& config, const ModelFamily& family) {
 
 OrderedJson config_of_run(const Arguments& arguments, const HfConfig* file) {
   if (file != nullptr && latent_family_of(file->json()) != nullptr) return file->json();  // has no dtype
+  if (file != nullptr && is_of_plugin(arguments, *file)) {
+    auto config = file->json();
+    write_dtype(config, torch_dtype_name(hf_model_dtype(arguments)));
+    return config;
+  }
   const auto network = file != nullptr ? network_of(arguments, *file).config : decoder_config(arguments);
   auto config = file != nullptr ? file->json() : config_of_network(network);
   config["tie_word_embeddings"] = network.tie_word_embeddings;
