@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (DiffLlamaConfig, DiffLlamaForCausalLM, MinistralConfig, MinistralForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
+                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SiglipConfig,
+                          SiglipForImageClassification)
 
 import megashard
 from megashard import BUILD, ROOT, environment, losses
@@ -74,8 +75,8 @@ def test_every_block_of_the_page_says_where_it_goes():
     assert len(EDITS) == PAGE.count("\n```") // 2 - PAGE.count("\n```sh") > 10
 
 
-@pytest.mark.parametrize("recipe, own", [("A loss", 1), ("A model family", 1), ("A mixer", 3), ("A router", 1),
-                                         ("An encoder", 1)])
+@pytest.mark.parametrize("recipe, own", [("A loss", 1), ("A data format", 1), ("A model family", 1), ("A mixer", 3),
+                                         ("A router", 1), ("An encoder", 1)])
 def test_a_recipe_changes_one_file_of_the_product(recipe, own):
     section = PAGE.split(f"\n## {recipe}\n")[1].split("\n## ")[0]
     edits = [match.groupdict() for match in EDIT.finditer(section)]
@@ -83,9 +84,10 @@ def test_a_recipe_changes_one_file_of_the_product(recipe, own):
     assert len([edit for edit in edits if edit["where"] is None]) == own
 
 
-def test_a_callback_touches_no_file():
-    section = PAGE.split("\n## A callback\n")[1].split("\n## ")[0]
-    assert [edit["where"] for edit in map(re.Match.groupdict, EDIT.finditer(section))] == [None]
+@pytest.mark.parametrize("recipe, own", [("A callback", 1), ("A modality", 3)])
+def test_a_library_touches_no_file(recipe, own):
+    section = PAGE.split(f"\n## {recipe}\n")[1].split("\n## ")[0]
+    assert [edit["where"] for edit in map(re.Match.groupdict, EDIT.finditer(section))] == [None] * own
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +138,10 @@ def library_of(folder, name, **renamed):
     code = next(edit["code"] for edit in EDITS if edit["file"].endswith(f"{name}.cpp"))
     for before, after in renamed.items():
         code = code.replace(before, after)
+    return built_library(folder, name, code)
+
+
+def built_library(folder, name, code):
     (folder / f"{name}.cpp").write_text(code)
     flags = megashard.run("pkg-config", "--cflags", "megashard", env=environment(
         PKG_CONFIG_PATH=str(BUILD / "meson-uninstalled"))).stdout.split()
@@ -375,3 +381,87 @@ def test_the_router_stays_in_fp32(libraries, folder, softplus_model):
             torch.testing.assert_close(saved[name], kept, rtol=0, atol=0)
         else:
             assert saved[name].dtype == torch.float32
+
+
+SIDE, CLASSES = 16, 4
+
+
+def drawn_shapes(number, seed):
+    """Grey pictures with noise, and which shape each shows: a square, a cross, a ring or a triangle, anywhere."""
+    random = np.random.RandomState(seed)
+    labels, pixels = random.randint(0, CLASSES, number), random.randn(number, 1, SIDE, SIDE).astype("float32") * 0.3
+    down, across = np.mgrid[:SIDE, :SIDE]
+    for label, picture in zip(labels, pixels[:, 0]):
+        size = random.randint(3, 6)
+        y, x = (np.abs(each - random.randint(size, SIDE - size)) for each in (down, across))
+        shape = ((y <= size) & (x <= size), (np.minimum(y, x) == 0) & (np.maximum(y, x) <= size),
+                 np.abs(np.hypot(y, x) - size) < 0.7, (y <= size) & (np.abs(x + y - size) < 0.7))[label]
+        picture[shape] += random.uniform(1, 2)
+    return {"pixels": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder with the library of the three files, compiled as one to save time, a model and sets of pictures."""
+    folder = tmp_path_factory.mktemp("pictures")
+    built_library(folder, "pictures", "".join(edit["code"] for edit in EDITS if edit["file"].startswith("picture_")))
+    torch.manual_seed(3)
+    config = SiglipConfig(
+        vision_config=dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                           num_channels=1, image_size=SIDE, patch_size=4, vision_use_head=False),
+        text_config=dict(hidden_size=32), num_labels=CLASSES)
+    SiglipForImageClassification(config).save_pretrained(folder / "model")
+    for name, number in (("shapes", 1024), ("held_out", 128)):
+        save_file(drawn_shapes(number, seed=number), folder / f"{name}.pictures.safetensors")
+    return folder
+
+
+def classify(pictures, folder, *more, iterations, ranks):
+    """The steps of a training, and what it printed."""
+    library = pictures / "pictures.so"
+    return megashard.pretrain(
+        folder, "--model-plugin", library, "--loss-plugin", library, "--objective", "picture-classification",
+        "--hf-model", pictures / "model", "--train-data-path", pictures / "shapes", "--save-hf", folder / "trained",
+        "--overwrite", *more, ranks=ranks, config=None,
+        defaults=f"--seq-length 1 --micro-batch-size {32 // ranks} --global-batch-size 32 --train-iters {iterations} "
+                 "--lr 3e-3 --min-lr 0 --lr-decay-style constant --weight-decay 0.1 --log-interval 1 " + megashard.RUN)
+
+
+def test_a_modality_trains_as_in_pytorch(pictures, folder):
+    """Ten steps of AdamW on one rank and on two, and the weights after them."""
+    model = SiglipForImageClassification.from_pretrained(pictures / "model")
+    data = load_file(pictures / "shapes.pictures.safetensors")
+    groups = [{"params": [each for each in model.parameters() if (each.dim() > 1) == decays],
+               "weight_decay": 0.1 * decays} for decays in (True, False)]
+    optimizer, wanted, norms = torch.optim.AdamW(groups, lr=3e-3), [], []
+    for step in range(10):
+        pixels, labels = (data[name][32 * step:32 * step + 32] for name in ("pixels", "labels"))
+        loss = torch.nn.functional.cross_entropy(model(pixel_values=pixels).logits, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        wanted.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        optimizer.step()
+    for ranks in (1, 2):
+        steps, out = classify(pictures, folder, "--no-shuffle-conversations", "--eval-iters", 0, iterations=10,
+                              ranks=ranks)
+        assert "> training data: 1024 pictures, 1024 labels; asked for: 320 samples of 1 label, 0.3" in out
+        assert losses(steps) == pytest.approx(wanted, rel=2e-6)
+        assert [step["grad_norm"] for step in steps] == pytest.approx(norms, rel=2e-6)
+    trained = SiglipForImageClassification.from_pretrained(folder / "trained").state_dict()
+    for name, weight in model.state_dict().items():
+        if not name.endswith("k_proj.bias"):  # has no gradient but rounding, which Adam makes as large as any
+            torch.testing.assert_close(trained[name], weight, atol=2e-6, rtol=2e-6)
+
+
+def test_a_modality_learns(pictures, folder):
+    """Shapes that it has not seen, by the log and by transformers with the saved weights."""
+    steps, out = classify(pictures, folder, "--valid-data-path", pictures / "held_out", "--eval-iters", 4,
+                          "--eval-interval", 1000, iterations=150, ranks=2)
+    assert steps[0]["accuracy"] < 0.6 and steps[-1]["loss"] < 0.3
+    logged = float(re.findall(r"validation loss at .* accuracy value: (\S+)", out)[-1])
+    assert logged > 0.9
+    data = load_file(pictures / "held_out.pictures.safetensors")
+    with torch.no_grad():
+        logits = SiglipForImageClassification.from_pretrained(folder / "trained")(pixel_values=data["pixels"]).logits
+    assert (logits.argmax(-1) == data["labels"]).double().mean().item() == pytest.approx(logged, abs=0.01)
