@@ -15,6 +15,7 @@ SAMPLE = ["examples/qwen2.5vl/finetune_qwen2_5_vl_72b_fsdp.sh", "examples/qwen3v
           "examples/qwen3_6/finetune_qwen3_6_27B.sh", "examples/mcore/qwen3_5/qwen3_5_35B_config.yaml",
           "examples/qwen3.5-35BA3-sft_fsdp2/sft_config_ep.yaml (sft_train)",
           "examples/wan2.1/14b/t2v/pretrain_fsdp2.sh", "examples/bagel/finetune_bagel.sh",
+          "examples/magistral-2509/finetune_magistral_2509.sh",
           "examples/qwen3-30BA3B-agentic_fsdp2/agentic_val_sokoban_30a3.yaml (actor_train)",
           "torchtitan/models/llama3/config_registry.py:llama3_8b"]
 
