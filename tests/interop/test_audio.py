@@ -1,10 +1,13 @@
 """Models that hear against transformers', fp32, on the same small random weights: logits, losses and every gradient."""
+import json
+
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tiny_audio import spectra_of
+from megashard import convert, pretrain
+from tiny_audio import make_asr, make_omni, publish, spectra_of, write_heard
 from transformers_twin import by_transformers, check, model_logits
 
 VOCAB, BINS = 200, 12
@@ -144,3 +147,29 @@ def test_same_as_transformers(compared, name):
     wanted, ours = compared[1][name]
     wanted = {key: value for key, value in wanted.items() if value is not None}  # of a tower that saw nothing
     check(ours, wanted, bar=5e-6)
+
+
+@pytest.mark.parametrize("make", [make_omni, make_asr])
+def test_published_files_are_trained_and_written_again(tmp_path, make):
+    """Names and values of every weight, by converters, and by --save-hf, which leaves out what speaks."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    make(folder)
+    publish(folder)
+    write_heard(folder, tmp_path / "heard")
+    whole = load_file(folder / "model.safetensors")
+    convert("hf_to_dcp", "--hf-dir", folder, "--dcp-dir", tmp_path / "dcp")
+    convert("dcp_to_hf", "--load-dir", tmp_path / "dcp" / "release", "--save-dir", tmp_path / "back",
+            "--model-assets-dir", folder)
+    flags = ["--hf-model", folder, "--data-path", tmp_path / "heard", "--split", "1,0,0", "--seq-length", 128,
+             "--micro-batch-size", 1, "--global-batch-size", 2, "--train-iters", 1, "--lr", 0, "--eval-iters", 0,
+             "--save-hf", tmp_path / "saved", "--use-torch-fsdp2"]
+    _, told = pretrain(tmp_path, *flags, ranks=2, config=None, defaults="")
+    assert ("2 tensors are not read: they belong to a model beside this one" in told) == (make is make_omni)
+    thinker = {name: values for name, values in whole.items() if name.startswith("thinker.")}
+    for written, wanted in (("back", whole), ("saved", thinker)):
+        ours = load_file(tmp_path / written / "model.safetensors")
+        assert sorted(ours) == sorted(wanted)
+        assert all(torch.equal(ours[name], values) for name, values in wanted.items()), written
+        config = json.loads((tmp_path / written / "config.json").read_text())
+        assert config["enable_audio_output"] == (written == "back" or make is make_asr)
