@@ -5,6 +5,7 @@
 
 #include "framework/arguments/nearest_name.h"
 #include "framework/diagnostics.h"
+#include "framework/modules/fsdp2_mixin.h"
 #include "framework/modules/module_patterns.h"
 
 namespace megashard {
@@ -55,8 +56,11 @@ int64_t freeze_parameters(torch::nn::Module& model, const std::vector<std::strin
   return elements;
 }
 
-int64_t freeze_modules(torch::nn::Module& model, const std::vector<std::string>& patterns) {
+int64_t freeze_modules(torch::nn::Module& model, std::vector<std::string> patterns) {
   if (patterns.empty()) return 0;
+  const auto* mixin = dynamic_cast<const FSDP2Mixin*>(&model);
+  const auto paths = mixin == nullptr ? OtherPaths() : mixin->other_paths();
+  for (auto& pattern : patterns) pattern = pattern_here(model, paths, pattern);
   std::set<std::string> unmatched(patterns.begin(), patterns.end()), known;
   int64_t elements = 0;
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {

@@ -14,7 +14,7 @@ namespace megashard {
 int64_t freeze_parameters(torch::nn::Module& model, const std::vector<std::string>& prefixes);
 
 /// As freeze_parameters, for modules whose paths match the patterns of MindSpeed's native route ("model.layers.{0-3}";
-/// module_patterns.h).
-int64_t freeze_modules(torch::nn::Module& model, const std::vector<std::string>& patterns);
+/// module_patterns.h), or FSDP2Mixin::other_paths.
+int64_t freeze_modules(torch::nn::Module& model, std::vector<std::string> patterns);
 
 }  // namespace megashard

@@ -42,7 +42,7 @@ torch::nn::Module& FSDP2Mixin::module() {
 }
 
 void FSDP2Mixin::fully_shard(ShardingRequest request) {
-  translate_patterns(module(), megatron_paths(), request.config, request.sink);
+  translate_patterns(module(), other_paths(), request.config, request.sink);
   check_patterns(module(), request.config, request.strictness);
   _pre_fully_shard(std::move(request));
   _init_tp_model();

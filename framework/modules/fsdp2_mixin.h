@@ -53,6 +53,10 @@ class FSDP2Mixin {
   /// Calls _pre_fully_shard, _init_tp_model, _init_ep_model, _fully_shard, _post_fully_shard, in this order.
   void fully_shard(ShardingRequest request);
 
+  /// Paths that modules have in Megatron or in published files, for patterns that name no module of this model:
+  /// {"decoder.layers", "model.layers"}. The first one that begins a pattern is used.
+  virtual OtherPaths other_paths() const { return {}; }
+
  protected:
   /// Stores the request and creates the mesh: sharding_size consecutive ranks form a shard group.
   virtual void _pre_fully_shard(ShardingRequest request);
@@ -91,10 +95,6 @@ class FSDP2Mixin {
   /// Casts inputs of a wrapped module, or of the model, whose path is empty, to param_dtype (ROLL's
   /// _fsdp2_cast_forward_inputs); unset: as in the file.
   virtual std::optional<bool> cast_forward_inputs(const NamedModule& /*each*/) const { return std::nullopt; }
-
-  /// Paths of Megatron's modules in this model, for patterns of the FSDP2 file: {"decoder.layers", "model.layers"}. The
-  /// first one that begins a pattern is used.
-  virtual OtherPaths megatron_paths() const { return {}; }
 
   /// Patterns of a model part by Megatron's name, for recompute and offload flags (see ActivationPlan); empty if the
   /// model lacks the part.

@@ -304,25 +304,55 @@ ModuleSelection select_modules(const torch::nn::Module& model, const std::vector
   return std::move(selector).result();
 }
 
-void translate_patterns(const torch::nn::Module& model, OtherPaths paths, Fsdp2Config& config,
-                        const DiagnosticSink& sink) {
+namespace {
+
+/// True if the words of a pattern up to the first braces or wildcard are a path of the model.
+bool begins_in(const torch::nn::Module& model, const std::string& pattern) {
+  std::vector<std::string> names;
+  for (auto& word : split(pattern, '.')) {
+    if (word.find_first_of("{*?") != word.npos) break;
+    names.push_back(std::move(word));
+  }
+  return walk(model, {}, names).problem.empty();
+}
+
+/// Other paths of a model whose inner module has several parts, one of them the language model.
+OtherPaths paths_of_parts(const torch::nn::Module& model) {
+  OtherPaths paths;
   const auto children = model.named_children();
   const auto* inner = children.find("model");
-  if (inner != nullptr && !config.native_patterns && (*inner)->named_children().contains(kTextPart)) {
-    for (const auto& part : (*inner)->named_children()) paths.emplace_back(part.key(), "model." + part.key());
-  }
-  const auto translate = [&](const std::string& key, std::string& pattern) {
-    if (children.contains(pattern.substr(0, pattern.find('.')))) return;
-    for (const auto& [theirs, ours] : paths) {
-      const auto rest = pattern.starts_with(theirs) ? pattern.substr(theirs.size()) : "-";
-      if (!rest.empty() && rest.front() != '.') continue;
-      if (sink) {
-        sink(Severity::kNotice,
-             "FSDP2: " + key_in_file(config, key) + ": " + pattern + " is " + ours + rest + " in this model");
-      }
-      pattern = ours + rest;
-      return;
+  if (inner == nullptr) return paths;
+  const auto parts = (*inner)->named_children();
+  const auto* text = parts.find(kTextPart);
+  if (text == nullptr) return paths;
+  for (const auto& part : parts) paths.emplace_back(part.key(), "model." + part.key());
+  for (const auto& part : (*text)->named_children())
+    paths.emplace_back("model." + part.key(), std::string("model.") + kTextPart + "." + part.key());
+  return paths;
+}
+
+}  // namespace
+
+std::string pattern_here(const torch::nn::Module& model, const OtherPaths& paths, const std::string& pattern) {
+  if (begins_in(model, pattern)) return pattern;
+  const auto of_parts = paths_of_parts(model);
+  for (const auto* some : {&paths, &of_parts}) {
+    for (const auto& [theirs, ours] : *some) {
+      if (!pattern.starts_with(theirs)) continue;
+      const auto rest = pattern.substr(theirs.size());
+      if (rest.empty() || rest.front() == '.') return ours + rest;
     }
+  }
+  return pattern;
+}
+
+void translate_patterns(const torch::nn::Module& model, const OtherPaths& paths, Fsdp2Config& config,
+                        const DiagnosticSink& sink) {
+  const auto translate = [&](const std::string& key, std::string& pattern) {
+    auto here = pattern_here(model, paths, pattern);
+    if (sink && here != pattern)
+      sink(Severity::kNotice, "FSDP2: " + key_in_file(config, key) + ": " + pattern + " is " + here + " in this model");
+    pattern = std::move(here);
   };
   visit_patterns(config, [&](const std::string& key, std::vector<std::string>& patterns) {
     for (auto& pattern : patterns) translate(key, pattern);

@@ -48,10 +48,14 @@ ModuleSelection select_modules(const torch::nn::Module& model, const std::vector
 /// (path in another layout, path here)
 using OtherPaths = std::vector<std::pair<std::string, std::string>>;
 
-/// Translates patterns of the file that begin with one of the other paths, or with a part of a vision-language model
-/// (language_model for model.language_model); the first match is used. Patterns whose first word is a child of the
-/// model are unchanged. Reported to `sink`.
-void translate_patterns(const torch::nn::Module& model, OtherPaths paths, Fsdp2Config& config,
+/// The pattern that names modules of this model: the given one if its words up to the first braces or wildcard are a
+/// path of the model; else with the first of the other paths that it begins with replaced. In a model with a
+/// language_model, its parts (visual for model.visual) and what transformers' older classes had beside them
+/// (model.layers) are other paths, too.
+std::string pattern_here(const torch::nn::Module& model, const OtherPaths& paths, const std::string& pattern);
+
+/// Translates the patterns of the file by pattern_here(). Reported to `sink`.
+void translate_patterns(const torch::nn::Module& model, const OtherPaths& paths, Fsdp2Config& config,
                         const DiagnosticSink& sink);
 
 /// Throws UsageErrors with all errors of select_modules for the patterns of all keys.

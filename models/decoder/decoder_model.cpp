@@ -272,7 +272,7 @@ std::vector<std::string> DecoderModel::encoder_layers() const {
   return patterns;
 }
 
-OtherPaths DecoderModel::megatron_paths() const {
+OtherPaths DecoderModel::other_paths() const {
   OtherPaths paths;
   const auto text = text_path();
   for (const char* outer : {"text_decoder.", ""}) {
@@ -286,6 +286,10 @@ OtherPaths DecoderModel::megatron_paths() const {
                                {inside + "output_layer", "lm_head"}});
   }
   for (const auto& tower : towers()) paths.emplace_back(tower.megatron_name, "model." + tower.name);
+  const auto path_of = [](const std::string& name) { return name.substr(0, name.rfind('.')); };
+  for (const auto& [model, files] : weight_files_.renamings) {
+    if (model.ends_with('.') && files.ends_with('.')) paths.emplace_back(path_of(files), path_of(model));
+  }
   return paths;
 }
 

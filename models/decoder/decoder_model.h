@@ -122,7 +122,7 @@ class DecoderModel : public ExpertParallelModule, public KeepsKeys {
   const BuildContext& context() const override { return context_; }
   std::vector<std::string> default_modules_to_wrap() const override;
   std::vector<std::string> patterns_of_part(const std::string& part) const override;
-  OtherPaths megatron_paths() const override;
+  OtherPaths other_paths() const override;
   std::optional<bool> cast_forward_inputs(const NamedModule& each) const override;
 
  private:

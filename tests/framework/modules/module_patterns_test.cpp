@@ -301,14 +301,22 @@ TEST_F(ModulePatterns, PartsOfAVisionLanguageModelNeedNoPrefix) {
   auto inner = std::static_pointer_cast<Node>(model->named_children()["model"]);
   inner->child("language_model");
   inner->child("vision_tower");
-  const auto unchanged = config;
   translate_patterns(*model, {}, config, told.sink());
   EXPECT_THAT(*config.sub_modules_to_wrap, ElementsAre("model.vision_tower.layers.{*}", "model.layers.{*}", "lm_head"));
   EXPECT_THAT(told.text(), HasSubstr("vision_tower.layers.{*} is model.vision_tower.layers.{*} in this model"));
-  auto native = unchanged;
-  native.native_patterns = true;
-  translate_patterns(*model, {}, native, told.sink());
-  EXPECT_EQ(native.sub_modules_to_wrap, unchanged.sub_modules_to_wrap);
+}
+
+TEST_F(ModulePatterns, PathsOfOtherLayoutsAreTranslated) {
+  const auto inner = std::static_pointer_cast<Node>(model->named_children()["model"]);
+  inner->child("language_model")->child("embedding");
+  const auto here = [&](const std::string& pattern) {
+    return pattern_here(*model, {{"decoder", "model.layers"}, {"thinker.model", "model"}}, pattern);
+  };
+  EXPECT_EQ(here("model.embedding"), "model.language_model.embedding") << "transformers 4 has it there";
+  EXPECT_EQ(here("thinker.model.layers.{0-3}"), "model.layers.{0-3}");
+  EXPECT_EQ(here("decoder.{*}.mlp"), "model.layers.{*}.mlp");
+  for (const char* own : {"model.layers.{*}", "model", "*.norm", "decoders.{*}", "model.elsewhere"})
+    EXPECT_EQ(here(own), own);
 }
 
 TEST(DescribeMatch, SaysWhatMatched) {

@@ -211,7 +211,7 @@ TEST(OwnSharding, BatchNormsTakeOneDtype) {
 
 /// MindSpeed-MM's names of modules, in a model of ours.
 struct Translated : OwnModel {
-  OtherPaths megatron_paths() const override { return {{"decoder.layers", "blocks"}, {"output_layer", "head"}}; }
+  OtherPaths other_paths() const override { return {{"decoder.layers", "blocks"}, {"output_layer", "head"}}; }
 };
 
 TEST(OwnSharding, PatternsOfAnotherLayoutAreTranslated) {
