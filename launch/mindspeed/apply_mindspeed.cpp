@@ -23,6 +23,7 @@ void freeze_parts(const MindSpeedRun& run, Arguments& arguments) {
   // pretrain_vlm freezes the tower unless its section says otherwise
   add(run.freezes_encoder.value_or(!run.is_from_hf), model->encoder);
   add(run.freezes_projector.value_or(false), model->projector);
+  add(run.freezes_audio.value_or(false), model->audio);
   add(run.freezes_decoder.value_or(false), std::vector<const char*>{"model.language_model", "lm_head"});
 }
 
@@ -56,7 +57,7 @@ void apply_data(MindSpeedRun& run, Arguments& arguments, const RunParts& parts, 
   if (!arguments.seq_length) arguments.seq_length = run.data->cutoff_length;
   if (run.data->inputs.empty()) return;  // the reader reports this error and the next
   arguments.data_path = {run.data->prefix()};
-  if (!is_turn_template(run.data->turn_template)) return;
+  if (std::ranges::count(turn_templates(), run.data->turn_template) == 0) return;
   mistakes.attempt([&] { require_prepared(*run.data); });
   if (run.validation && !run.validation->inputs.empty()) {
     Preparation validation = *run.data;
@@ -185,7 +186,11 @@ void apply_files(Arguments& arguments, const DiagnosticSink& sink) {
 
 nlohmann::ordered_json config_json(const Arguments& arguments) {
   std::ifstream file(*arguments.hf_model + "/config.json");
-  return nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+  auto config = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object() || !config.contains("thinker_config")) return config;
+  auto part = config["thinker_config"];  // what is trained of a model that speaks
+  part["model_type"] = config.value("model_type", "");
+  return part;
 }
 
 /// A number of config.json, or of its object for a part of the model.
@@ -271,6 +276,7 @@ void apply_mindspeed(const MindSpeedRun& run, Fsdp2Config& config) {
   const bool own = !run.is_native && model != nullptr && model->always_recomputes;
   if (config.recompute_modules.empty() && own) {
     config.recompute_modules = {"model.visual.blocks.{*}", "model.language_model.layers.{*}"};
+    if (!model->audio.empty()) config.recompute_modules.emplace_back("model.audio_tower.layers.{*}");
     config.use_reentrant = true;
   }
   if (run.recomputes && !run.recompute_modules.empty()) {

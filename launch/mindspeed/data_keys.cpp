@@ -1,5 +1,7 @@
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+
 #include "framework/arguments/argument_value.h"
 #include "launch/mindspeed/mindspeed_keys.h"
 
@@ -30,7 +32,7 @@ void take_text(const V& value, R& run, A&) {
   prepared(run).*field = value.text();
 }
 
-constexpr char kMessages[] = "messages", kImages[] = "images", kSystem[] = "system", kRole[] = "role",
+constexpr char kMessages[] = "messages", kImages[] = "images", kAudios[] = "audios", kSystem[] = "system", kRole[] = "role",
                kContent[] = "content", kUser[] = "user", kAssistant[] = "assistant", kSystemRole[] = "system_role";
 
 template <const char* column>
@@ -40,10 +42,10 @@ void take_column(const V& value, R& run, A&) {
 
 void take_template(const V& value, R& run, A&) {
   const auto name = prepared(run).turn_template = value.text();
-  if (!is_turn_template(name))
+  if (std::ranges::count(turn_templates(), name) == 0)
     value.fail("is " + name +
-               "; conversations are prepared by the templates qwen2vl, qwen3_vl_nothink and mistral here. For another "
-               "one prepare them by the model's chat template (docs/data.md) and give --data-path");
+               "; conversations are prepared by the templates " + c10::Join(", ", turn_templates()) +
+               " here. For another one prepare them by the model's chat template (docs/data.md) and give --data-path");
 }
 
 void take_shuffle(const V& value, R&, A& arguments) {
@@ -63,7 +65,7 @@ constexpr const char* kWhole = "a set is prepared as a whole, before the run";
 const MindSpeedKey kData[] = {{"val_dataset_param"}};  // read with val_interval alone, which is refused
 
 const MindSpeedKey kDataset[] = {
-    {"dataset_type", nullptr, "huggingface", "only conversations (huggingface) are read"},
+    {"dataset_type", nullptr, "huggingface,qwen3_asr", "only conversations (huggingface, qwen3_asr) are read"},
 };
 
 const MindSpeedKey kAttributes[] = {
@@ -80,7 +82,7 @@ const MindSpeedKey kAttributes[] = {
     {"assistant_tag", take_column<kAssistant>},
     {"system_tag", take_column<kSystemRole>, "", "", true},
     {"videos", nullptr, "", "videos are prepared by the model's chat template alone (docs/data.md): give --data-path"},
-    {"audios", nullptr, "", "no model here hears"},
+    {"audios", take_column<kAudios>, "", "", true},
     {"tools", nullptr, "", "tools are prepared by the model's chat template alone (docs/data.md): give --data-path"},
     {"observation_tag"},  // preparation refuses records with such a turn
     {"function_tag"},
@@ -99,7 +101,7 @@ const MindSpeedKey kPreprocessing[] = {
     {"split_special_tokens", nullptr, "false", "special tokens in the text stay whole"},
     {"image_do_pan_and_scan", nullptr, "false", "no model here has it"},
     {"crop_to_patches", nullptr, "false", "no model here has it"},
-    {"use_audio_in_video", nullptr, "false", "no model here hears"},
+    {"use_audio_in_video", nullptr, "false", "videos are prepared by the model's chat template alone (docs/data.md)"},
     {"fix_mistral_regex", take_switch<&Preparation::fix_mistral_regex>},
     {"use_fast_tokenizer"},
     {"trust_remote_code"},
@@ -153,7 +155,7 @@ const MindSpeedKey kBasic[] = {
     {"tool_format", nullptr, "", "tools are prepared by the model's chat template alone (docs/data.md)"},
     {"preprocess_on_fly"},  // the same samples
     {"async_preprocess_buffer_size"},
-    {"enable_thinking"},  // only for templates that are refused
+    {"enable_thinking", [](const V& value, R& run, A&) { prepared(run).disable_thinking = !value.boolean(); }},
     {"overwrite_cache"},
     {"preprocessing_batch_size"},
 };
@@ -189,8 +191,10 @@ const MindSpeedSection kSections[] = {
 }  // namespace
 }  // namespace mindspeed_data
 
-bool is_turn_template(const std::string& name) {
-  return name == "qwen2vl" || name == "qwen3_vl_nothink" || name == "mistral";
+const std::vector<std::string>& turn_templates() {
+  static const std::vector<std::string> names{"qwen2vl",    "qwen3_vl_nothink",   "mistral",
+                                              "qwen3_omni", "qwen3_omni_nothink", "qwen3_asr"};
+  return names;
 }
 
 std::span<const MindSpeedSection> mindspeed_data_sections() { return mindspeed_data::kSections; }

@@ -250,7 +250,8 @@ void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, 
                                                                "name the model's folder.");
   mistakes.require(
       !run.data->turn_template.empty(),
-      run.data->place + ".basic_parameters.template is missing; give qwen2vl, qwen3_vl_nothink or mistral.");
+      run.data->place + ".basic_parameters.template is missing; give one of " +
+          c10::Join(", ", turn_templates()) + ".");
 }
 
 /// The data section beside a diffusion model.

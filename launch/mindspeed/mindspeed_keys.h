@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "framework/arguments/yaml_value.h"
@@ -36,7 +37,7 @@ std::span<const MindSpeedSection> mindspeed_training_sections();   ///< training
 std::span<const MindSpeedKey> mindspeed_loss_keys();               ///< of loss_cfg, in model or features
 
 /// Templates by which launch/preprocess prepares conversations turn by turn.
-bool is_turn_template(const std::string& name);
+const std::vector<std::string>& turn_templates();
 
 /// Sets a flag that the user did not give.
 void set_unless_given(const char* flag, const YamlValue& value, Arguments& arguments);
@@ -52,6 +53,7 @@ struct MindSpeedModel {
   std::vector<const char*> encoder;
   std::vector<const char*> projector;
   bool always_recomputes;  ///< recomputes its blocks and layers regardless of the FSDP2 file
+  std::vector<const char*> audio{};
 };
 std::span<const MindSpeedModel> mindspeed_models();
 /// Null if the model is not supported.

@@ -35,7 +35,7 @@ struct MindSpeedRun {
   std::string load_format = "auto", save_format = "auto";
   std::map<std::string, int64_t> sizes{};  ///< "text_decoder.num_layers": sizes of a network that the section describes
   std::optional<double> router_aux_loss_coef;
-  std::optional<bool> freezes_encoder, freezes_projector, freezes_decoder;
+  std::optional<bool> freezes_encoder, freezes_projector, freezes_audio, freezes_decoder;
   std::vector<std::string> recompute_modules, offload_modules;  ///< patterns
   bool recompute_reentrant = true;
   bool recomputes = true, offloads = true;  ///< whether those apply

@@ -84,7 +84,6 @@ const MindSpeedKey kModel[] = {
     {"mtp_num_layers", take_predictions},
     {"text_encoder", nullptr, "", kSees},
     {"video_encoder", nullptr, "", kSees},
-    {"audio_encoder", nullptr, "", kSees},
     {"mtp_loss_scaling_factor", take_prediction_scale},
     {"trust_remote_code"},
     {"attn_implementation"},
@@ -113,6 +112,10 @@ const MindSpeedKey kEncoder[] = {
 
 const MindSpeedKey kProjector[] = {
     {"freeze", take_freeze<&R::freezes_projector>},
+};
+
+const MindSpeedKey kAudio[] = {
+    {"freeze", take_freeze<&R::freezes_audio>},
 };
 
 const MindSpeedKey kDecoder[] = {
@@ -144,6 +147,8 @@ const MindSpeedSection kSections[] = {
     {"model.image_encoder.vision_projector", kProjector, UnknownKey::kErrorIfMisspelt},
     {"model.vision_encoder", kEncoder, UnknownKey::kErrorIfMisspelt},  // Mistral 3 has both
     {"model.vision_projector", kProjector, UnknownKey::kErrorIfMisspelt},
+    {"model.audio_encoder", {}},
+    {"model.audio_encoder.audio_encoder", kAudio, UnknownKey::kErrorIfMisspelt},
     {"model.text_decoder", kDecoder, UnknownKey::kErrorIfMisspelt},
     {"model.loss_cfg", kLoss},
 };
@@ -170,6 +175,13 @@ const MindSpeedModel kModels[] = {
      {"model.visual.patch_embed", "model.visual.blocks", "model.visual.pos_embed"},
      {"model.visual.merger"},
      false},
+    {"qwen3_omni_moe",
+     "qwen3_omni_moe",
+     {"model.visual.patch_embed", "model.visual.blocks", "model.visual.merger_list", "model.visual.pos_embed"},
+     {"model.visual.merger"},
+     true,
+     {"model.audio_tower"}},
+    {"qwen3_asr", "qwen3_asr", {}, {}, false, {"model.audio_tower"}},
     {"mistral3", "mistral3", {"model.vision_tower"}, {"model.multi_modal_projector"}, false},
     {"wandit", "WanTransformer3DModel", {}, {}, false},
     {"vace", "WanVACETransformer3DModel", {}, {}, false},

@@ -91,7 +91,8 @@ std::vector<std::pair<std::string, std::string>> Preparation::flags() const {
   for (const auto& [flag, on] : {std::pair("--mask-history", mask_history),
                                  {"--learn-questions", learn_questions},
                                  {"--strip-text", strip_text},
-                                 {"--fix-mistral-regex", fix_mistral_regex}}) {
+                                 {"--fix-mistral-regex", fix_mistral_regex},
+                                 {"--disable-thinking", disable_thinking}}) {
     if (on) all.emplace_back(flag, "");
   }
   return all;

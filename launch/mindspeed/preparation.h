@@ -20,12 +20,14 @@ struct Preparation {
   std::string turn_template;
   /// Names of a record's parts; empty: absent.
   std::map<std::string, std::string> columns = {
-      {"messages", "conversations"}, {"images", ""},    {"system", ""},       {"role", "from"},
-      {"content", "value"},          {"user", "human"}, {"assistant", "gpt"}, {"system_role", "system"}};
+      {"messages", "conversations"}, {"images", ""},     {"audios", ""},   {"system", ""},
+      {"role", "from"},              {"content", "value"}, {"user", "human"}, {"assistant", "gpt"},
+      {"system_role", "system"}};
   std::optional<int64_t> cutoff_length;  ///< unset: --seq-length
   int64_t image_max_pixels = 768 * 768, image_min_pixels = 32 * 32;
   std::optional<int64_t> max_samples;
   bool mask_history = false, learn_questions = false, strip_text = false, fix_mistral_regex = false;
+  bool disable_thinking = false;
   int64_t workers = 1;
 
   /// Path for --data-path.

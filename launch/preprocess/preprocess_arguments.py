@@ -11,7 +11,7 @@ from turn_templates import COLUMNS, TEMPLATES, columns_of
 OF_BOTH = ("image_folder", "max_length", "video_fps", "video_num_frames", "max_samples", "image_max_pixels",
            "image_min_pixels", "fix_mistral_regex")  # conversations and preferences
 OF_CONVERSATIONS = ("conversation_form", "mask_history", "training_form", "template")
-OF_TEMPLATES = ("columns", "cutoff_length", "learn_questions", "strip_text")
+OF_TEMPLATES = ("columns", "cutoff_length", "learn_questions", "strip_text", "disable_thinking")
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,7 +59,8 @@ def parse_arguments():
                         "the template repeats answers otherwise later, such as Qwen3's without their reasoning")
     parser.add_argument("--template", choices=tuple(TEMPLATES),
                         help="conversations only: tokenise turn by turn, as LLaMA-Factory and MindSpeed-MM do, instead "
-                        "of by the model's chat template; <image> in the text stands for a picture")
+                        "of by the model's chat template; <image> in the text stands for a picture, <audio> for a clip of "
+                        "sound")
     parser.add_argument("--columns", nargs="+", metavar="KEY=NAME",
                         help="with --template: where a record has its turns, and what they call their parts: "
                         + " ".join(f"{key}={name}" for key, name in COLUMNS.items()))
@@ -71,6 +72,9 @@ def parse_arguments():
                         help="conversations, preferences: likewise make smaller ones larger")
     parser.add_argument("--learn-questions", action="store_true", default=None,
                         help="with --template: learn questions too")
+    parser.add_argument("--disable-thinking", action="store_true", default=None,
+                        help="with --template qwen3_omni: take thoughts out of the answers, and do not learn the empty "
+                        "ones that answers without thoughts get")
     parser.add_argument("--strip-text", action="store_true", default=None,
                         help="with --template: take blanks and line breaks from the ends of every turn")
     parser.add_argument("--fix-mistral-regex", action="store_true", default=None,

@@ -21,6 +21,7 @@ import itertools
 import os
 import re
 
+import transcriptions
 from chat_text import ChatText
 from conversation_forms import UNREAD, Completion, form_of, read
 from conversation_pictures import PictureReader
@@ -94,7 +95,8 @@ class Encoder:
             return error
 
     def encode_item(self, where, item, folder):
-        sample = self.encode_turns(where, item, folder) if self.turns else self.encode_record(where, item, folder)
+        encode = self.encode_turns if self.turns else self.encode_record
+        sample = encode(where, item, folder)
         return sample if any(sample.mask) else sample._replace(told=[*sample.told, (NOTHING, "", "conversation")])
 
     def encode_record(self, where, item, folder):
@@ -133,9 +135,13 @@ class Encoder:
         return [self.tokenizer(each)["input_ids"] for each in (texts.prompt, texts.prompt + text)]
 
     def encode_turns(self, where, item, folder):
-        system, texts, learnt, paths, told = self.turns.read(where, item)
+        if self.turns.template.transcribes:
+            return transcriptions.encode(where, self.tokenizer, self.sounds, item, folder, self.turns.columns)
+        system, texts, learnt, paths, clips, told = self.turns.read(where, item)
         images, places = self.pictures.images(where, [self.turns.open_image(where, folder, path) for path in paths])
-        return Sample(*self.turns.tokenise(where, self.tokenizer, system, texts, learnt, places), images, told=told)
+        sounds, sound_places = self.sounds.sounds(where, [self.turns.open_sound(folder, path) for path in clips])
+        tokens, mask = self.turns.tokenise(where, self.tokenizer, system, texts, learnt, places, sound_places)
+        return Sample(tokens, mask, images, told=told, sounds=sounds)
 
     def checked(self, where, conversation):
         """With contents that are known here; parts of text alone become one."""
@@ -225,7 +231,7 @@ def nothing_found(arguments):
 # Flags that determine a set's tokens and pixels (--skip-bad-records does not change them).
 RECORDED = ("conversation_form", "template", "columns", "cutoff_length", "image_max_pixels", "image_min_pixels",
             "video_fps", "video_num_frames", "max_length", "max_samples", "mask_history", "training_form",
-            "learn_questions", "strip_text", "kto_batch_size", "fix_mistral_regex")
+            "learn_questions", "strip_text", "kto_batch_size", "fix_mistral_regex", "disable_thinking")
 
 
 def recorded_flags(arguments):

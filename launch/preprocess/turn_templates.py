@@ -1,19 +1,20 @@
 """Conversations tokenised turn by turn (--template), as LLaMA-Factory does it, and MindSpeed-MM in its configurations.
 
-A record has its turns in one column, pairs of a question and an answer, and its pictures in another; <image> stands in
-the text for each of them, in their order. Each turn is tokenised by itself. An answer is learnt with what ends it.
+A record has its turns in one column, pairs of a question and an answer, and its pictures and clips of sound in others;
+<image> and <audio> stand in the text for each of them, in their order. Each turn is tokenised by itself. An answer is learnt with what ends it.
 What is longer than --cutoff-length is cut, pair by pair.
 """
 
 import math
 import os
+import re
 from typing import NamedTuple
 
 from conversation_forms import PICTURES, PREFERENCES, SYSTEM_TURN, UNREAD, preference
 from learnt_turns import MARKS, is_learnt
 from preprocess_input import InputError, RecordError
 
-PLACE = "<image>"
+PLACE, SOUND_PLACE = "<image>", "<audio>"
 LEAST_SIDE, LONGEST, CUT_TO = 28, 200, 180  # pixels of a side; sides of an image that are stretched, and to what
 
 
@@ -27,6 +28,10 @@ class Template(NamedTuple):
     picture: str = "<|vision_start|>{}<|vision_end|>"
     mark: str = "<|image_pad|>"  # of a picture's tokens
     stretches: bool = True  # pictures that are smaller than LEAST_SIDE or longer than LONGEST
+    sound: str = "<|audio_start|>{}<|audio_end|>"
+    sound_mark: str = "<|audio_pad|>"
+    thoughts: tuple = ()  # the words around thoughts, which answers without any get
+    transcribes: bool = False  # reads transcriptions.py's records
 
 
 MAGISTRAL = ("First draft your thinking process (inner monologue) until you arrive at a response. Format your response "
@@ -37,8 +42,10 @@ MAGISTRAL = ("First draft your thinking process (inner monologue) until you arri
              "Here, provide a self-contained response.      ")  # with the blanks of MindSpeed-MM's template
 TEMPLATES = {"qwen2vl": Template("You are a helpful assistant.", 0), "qwen3_vl_nothink": Template("", 3),
              "mistral": Template(MAGISTRAL, 0, "[SYSTEM_PROMPT]{}[/SYSTEM_PROMPT]", "[INST]{}[/INST]", "{}", True, "{}",
-                                 "[IMG]", False)}
-COLUMNS = {"messages": "conversations", "images": "", "system": "", "role": "from", "content": "value", "user": "human",
+                                 "[IMG]", False),
+             "qwen3_omni": Template("", 3, thoughts=("<think>", "</think>")), "qwen3_omni_nothink": Template("", 3),
+             "qwen3_asr": Template("", 3, transcribes=True)}
+COLUMNS = {"messages": "conversations", "images": "", "audios": "", "system": "", "role": "from", "content": "value", "user": "human",
            "assistant": "gpt", "system_role": "system"}  # LLaMA-Factory's defaults
 
 
@@ -65,6 +72,10 @@ def shares(question, answer, room):
     return min(max(room - answer, 0), question), answer
 
 
+def without_thoughts(text, begin, end):
+    return re.sub(f"{re.escape(begin)}(.*?){re.escape(end)}", "", text, flags=re.DOTALL).lstrip("\n")
+
+
 def without_turns(where):
     return RecordError(f"{where}: the turns must be pairs of a question and an answer; correct or delete it")
 
@@ -84,7 +95,7 @@ class Turns:
         return text.strip() if self.flags.strip_text else text
 
     def read(self, where, item):
-        """(system, texts of question and answer in turn, which are learnt, paths of pictures, notices)"""
+        """(system, texts of question and answer in turn, which are learnt, paths of pictures and of clips, notices)"""
         turns = item.get(self.columns["messages"]) if isinstance(item, dict) else None
         if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
             raise RecordError(f"{where} has no list {self.columns['messages']!r} of turns; give --columns "
@@ -106,15 +117,21 @@ class Turns:
                                   "correct or delete it, or give --columns")
         if not turns or len(turns) % 2:
             raise without_turns(where)
-        images = (item.get(self.columns["images"]) or []) if self.columns["images"] else []
-        images = images if isinstance(images, list) else [images]
-        if not all(isinstance(path, str) for path in images):
-            raise RecordError(f"{where}: {self.columns['images']!r} is no list of paths; correct or delete it")
         texts = [self.text_in(where, turn) for turn in turns]
-        if sum(text.count(PLACE) for text in texts) != len(images):
-            raise RecordError(f"{where}: there are {sum(text.count(PLACE) for text in texts)} marks {PLACE} for "
-                              f"{len(images)} images; correct or delete it")
-        return system, texts, self.learnt(where, turns), images, told + self.unread(item, turns)
+        images = self.paths(where, item, "images", texts, PLACE)
+        clips = self.paths(where, item, "audios", texts, SOUND_PLACE)
+        return system, texts, self.learnt(where, turns), images, clips, told + self.unread(item, turns)
+
+    def paths(self, where, item, kind, texts, place):
+        """Files of that column, one for each of its marks in the texts."""
+        found = (item.get(self.columns[kind]) or []) if self.columns[kind] else []
+        found = found if isinstance(found, list) else [found]
+        if not all(isinstance(path, str) for path in found):
+            raise RecordError(f"{where}: {self.columns[kind]!r} is no list of paths; correct or delete it")
+        marks = sum(text.count(place) for text in texts)
+        if marks != len(found):
+            raise RecordError(f"{where}: there are {marks} marks {place} for {len(found)} {kind}; correct or delete it")
+        return found
 
     def refuse_unread(self, where, item):
         """What a record without it would not mean."""
@@ -122,8 +139,9 @@ class Turns:
             if item.get(key) is not None and self.columns["messages"] not in PREFERENCES:
                 raise preference(where, key)
         for key in PICTURES:
-            if item.get(key) and key != self.columns["images"]:
-                raise RecordError(f"{where}: its {key!r} are not read; pictures are those of --columns images=NAME")
+            if item.get(key) and key not in (self.columns["images"], self.columns["audios"]):
+                raise RecordError(f"{where}: its {key!r} are not read; pictures are those of --columns images=NAME, "
+                                  "sounds those of audios=NAME")
 
     def learnt(self, where, turns):
         """Whether each turn is learnt: answers, and with --learn-questions questions; a mark may exclude it."""
@@ -131,7 +149,7 @@ class Turns:
                 for number, turn in enumerate(turns)]
 
     def unread(self, item, turns):
-        read = {self.columns[key] for key in ("messages", "images", "system")}
+        read = {self.columns[key] for key in ("messages", "images", "audios", "system")}
         told = [(UNREAD, repr(key), "record") for key, value in item.items()
                 if key not in read and value not in (None, "", [], {})]
         of_turns = {self.columns["role"], self.columns["content"], *MARKS}
@@ -171,23 +189,41 @@ class Turns:
             image = image.resize((image.width, image.width * CUT_TO))
         return image
 
-    def tokenise(self, where, tokenizer, system, texts, learnt, pictures):
-        """Tokens and loss mask; `pictures`: the placeholder texts of the images."""
-        form, pictures, turns = self.template, iter(pictures), []
+    def open_sound(self, folder, path):
+        """The path of a clip, which lies in the folder or is whole."""
+        inside = os.path.join(folder, path)
+        return inside if os.path.isfile(inside) else path
+
+    def tokenise(self, where, tokenizer, system, texts, learnt, pictures, sounds):
+        """Tokens and loss mask; `pictures`, `sounds`: the placeholder texts of the images and clips."""
+        form, turns = self.template, []
+        pictures = iter([form.picture.format(each) for each in pictures])
+        sounds = iter([form.sound.format(each) for each in sounds])
         if form.has_ends and tokenizer.eos_token_id is None:
             raise InputError(f"the tokenizer of {self.flags.tokenizer_model} names no eos_token, which ends an answer; "
                              "name one in its tokenizer_config.json")
         system = system or form.system
         for number, text in enumerate(texts):
-            before, *rest = text.split(PLACE)
-            text = before + "".join(form.picture.format(next(pictures)) + part for part in rest)
-            parts = [(form.answer if number % 2 else form.question).format(text)]
+            answers = number % 2 == 1
+            if answers and form.thoughts and self.flags.disable_thinking:
+                text = without_thoughts(text, *form.thoughts)
+            thoughtless = answers and form.thoughts and not any(word in text for word in form.thoughts)
+            for place, items in ((PLACE, pictures), (SOUND_PLACE, sounds)):
+                before, *rest = text.split(place)
+                text = before + "".join(next(items) + part for part in rest)
+            parts = [(form.answer if answers else form.question).format(text)]
             if number == 0 and system:
                 parts.insert(0, form.system_form.format(system))
             tokens = [token for part in parts for token in tokenizer(part, add_special_tokens=False)["input_ids"]]
             if form.has_ends and number == 0 and tokenizer.bos_token_id is not None:
                 tokens.insert(0, tokenizer.bos_token_id)
-            turns.append(tokens + [tokenizer.eos_token_id] * (form.has_ends and number % 2))
+            if thoughtless:
+                empty = tokenizer("{}\n\n{}\n\n".format(*form.thoughts), add_special_tokens=False)["input_ids"]
+                if self.flags.disable_thinking:
+                    turns[-1] += empty
+                else:
+                    tokens = empty + tokens
+            turns.append(tokens + [tokenizer.eos_token_id] * (form.has_ends and answers))
         pairs = list(zip(turns[::2], turns[1::2], learnt[::2], learnt[1::2]))
         return self.cut(where, pairs, tokenizer)
 
@@ -206,9 +242,12 @@ class Turns:
         if last_first:
             kept.reverse()
         tokens = [token for part, _ in kept for token in part]
-        mark = tokenizer.convert_tokens_to_ids(self.template.mark)
-        if tokens.count(mark) != sum(part.count(mark) for question, answer, _, _ in pairs
-                                     for part in (question, answer)):
-            raise RecordError(f"{where}: --cutoff-length {self.flags.cutoff_length} cuts a picture; give more, smaller "
-                              "pictures by --image-max-pixels, or delete the record")
+        for mark in (self.template.mark, self.template.sound_mark):
+            mark = tokenizer.convert_tokens_to_ids(mark)
+            if mark == tokenizer.unk_token_id:
+                continue
+            if tokens.count(mark) != sum(part.count(mark) for question, answer, _, _ in pairs
+                                         for part in (question, answer)):
+                raise RecordError(f"{where}: --cutoff-length {self.flags.cutoff_length} cuts a picture or a clip; give "
+                                  "more, smaller pictures by --image-max-pixels, or delete the record")
         return tokens, b"".join(mask for _, mask in kept)

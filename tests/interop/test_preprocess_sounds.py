@@ -136,3 +136,61 @@ def test_a_model_that_does_not_hear_is_named(hears, tmp_path):
     make_processors(tmp_path)
     with pytest.raises(InputError, match=r"has no <\|audio_pad\|>; give the directory of a model that hears"):
         Encoder(preprocessing(tmp_path)).encode(("line 1", {"messages": [HEARD, said("the cat")]}, str(hears)))
+
+
+TURNS = "messages=messages audios=audios role=role content=content user=user assistant=assistant".split()
+
+
+def encode_turns(folder, item, template, **flags):
+    encoder = Encoder(preprocessing(folder, template=template, columns=TURNS, **flags))
+    return encoder.encode(("in.jsonl, line 2", item, str(folder))), encoder.tokenizer
+
+
+def test_turns_get_empty_thoughts_and_clips(hears):
+    """As MindSpeed-MM's template qwen3_omni; with enable_thinking false it does not learn the thoughts."""
+    item = {"messages": [asked("<audio> the"), said("<think>on the mat</think>\n\ncat"), asked("on"), said("sat")],
+            "audios": ["a.wav"]}
+    sample, tokenizer = encode_turns(hears, item, "qwen3_omni")
+    clip = f"<|audio_start|>{'<|audio_pad|>' * 17}<|audio_end|>"
+    question = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    empty = "<think>\n\n</think>\n\n"
+
+    def check(sample, *pieces):
+        parts = [[tokenizer(text, add_special_tokens=False)["input_ids"] for text in piece] for piece in pieces]
+        assert sample.tokens == [token for piece in parts for part in piece for token in part]
+        assert list(sample.mask) == [number % 2 for number, piece in enumerate(parts) for part in piece for _ in part]
+
+    check(sample, [question.format(f"{clip} the")], ["<think>on the mat</think>\n\ncat<|im_end|>\n"],
+          [question.format("on")], [empty, "sat<|im_end|>\n"])
+    assert sample.sounds.lengths == [131]
+    check(encode_turns(hears, item, "qwen3_omni", disable_thinking=True)[0],
+          [question.format(f"{clip} the"), empty], ["cat<|im_end|>\n"], [question.format("on"), empty],
+          ["sat<|im_end|>\n"])
+    check(encode_turns(hears, item, "qwen3_omni_nothink")[0], [question.format(f"{clip} the")],
+          ["<think>on the mat</think>\n\ncat<|im_end|>\n"], [question.format("on")], ["sat<|im_end|>\n"])
+    with pytest.raises(InputError, match="--cutoff-length 30 cuts a picture or a clip"):
+        encode_turns(hears, item, "qwen3_omni", cutoff_length=30)
+    with pytest.raises(RecordError, match="there are 1 marks <audio> for 2 audios"):
+        encode_turns(hears, item | {"audios": ["a.wav", "b.wav"]}, "qwen3_omni")
+
+
+@pytest.mark.parametrize("item", [
+    {"audio": "a.wav", "prompt": "on the mat", "text": "the cat sat"},
+    {"audio": "a.wav", "messages": [{"role": "system", "content": "on the mat"}, asked("<audio>"),
+                                    said("the cat sat")]}])
+def test_transcriptions_are_prepared_by_the_chat_template(hears, item):
+    """As MindSpeed-MM's data set qwen3_asr: what is said and the token that ends it are learnt."""
+    sample, tokenizer = encode_turns(hears, item, "qwen3_asr")
+    question = tokenizer(f"<|im_start|>system\non the mat<|im_end|>\n<|im_start|>user\n<|audio_start|>"
+                         f"{'<|audio_pad|>' * 17}<|audio_end|><|im_end|>\n<|im_start|>assistant\n",
+                         add_special_tokens=False)["input_ids"]
+    answer = tokenizer("the cat sat<|im_end|>", add_special_tokens=False)["input_ids"]
+    assert sample.tokens == question + answer and list(sample.mask) == [0] * len(question) + [1] * len(answer)
+
+
+@pytest.mark.parametrize("item, message", [
+    ({"text": "the cat"}, "the record has no clip of sound"), ({"audio": "a.wav"}, "the record has no text"),
+    ({"audio": 3, "text": "the"}, "'audio' is no text"), ([], "the record is no JSON object")])
+def test_wrong_transcriptions_are_named(hears, item, message):
+    with pytest.raises(RecordError, match=message):
+        encode_turns(hears, item, "qwen3_asr")

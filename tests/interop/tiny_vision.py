@@ -201,7 +201,7 @@ def preprocessing(model, **given):
     """The flags of preprocess_data.py --input-format conversations."""
     names = ("conversation_form image_folder template columns cutoff_length image_max_pixels image_min_pixels "
              "video_fps video_num_frames max_length max_samples mask_history training_form skip_bad_records "
-             "learn_questions strip_text kto_batch_size fix_mistral_regex").split()
+             "learn_questions strip_text kto_batch_size disable_thinking fix_mistral_regex").split()
     return argparse.Namespace(**{**dict.fromkeys(names), "tokenizer_model": str(model), "workers": 1,
                                  "input_format": "conversations", "log_interval": 1000, **given})
 
