@@ -44,7 +44,8 @@ Network small_network(const ModelFamily& family) {
                                    {"num_key_value_heads", kHeads},
                                    {"num_experts_per_tok", 2},
                                    {"layers_block_type", {"linear_attention", "full_attention", "mlp", "moe"}},
-                                   {"vision_config", tower}};
+                                   {"vision_config", tower},
+                                   {"audio_config", {{"output_dim", kHidden}}}};
   Network network;
   const nlohmann::ordered_json additions[] = {{{"layer_types", {"conv", "full_attention", "conv", "full_attention"}}},
                                               nlohmann::ordered_json::object()};
@@ -73,7 +74,11 @@ std::string parts_of(const Network& network) {
 std::vector<std::string> row_of(const ModelFamily& family) {
   const auto network = small_network(family);
   const auto& name = family.model_type;
-  const bool sees = network.encoder != nullptr;
+  std::vector<std::string> towers;
+  if (network.encoder) {
+    for (const auto& tower : network.encoder->towers()) towers.push_back(tower.name);
+  }
+  const bool is_text = towers.empty();
   const auto every_part = [&](const std::function<void(const PartSpec&)>& check) {
     return goes([&] { for_each_part(network, check); });
   };
@@ -81,10 +86,10 @@ std::vector<std::string> row_of(const ModelFamily& family) {
           family.architecture,
           parts_of(network),
           answer(network.config.moe.num_experts > 0),
-          answer(sees),
-          answer(!sees && every_part([&](const PartSpec& part) { part.check_tensor_ranks(name); })),
+          is_text ? "-" : c10::Join(", ", towers),
+          answer(is_text && every_part([&](const PartSpec& part) { part.check_tensor_ranks(name); })),
           answer(every_part([&](const PartSpec& part) { part.check_sequence_ranks(name, 2, 1); })),
-          answer(!sees && every_part([&](const PartSpec& part) { part.check_sequence_ring(name); })),
+          answer(is_text && every_part([&](const PartSpec& part) { part.check_sequence_ring(name); })),
           answer(family.has_megatron_layout)};
 }
 
@@ -95,7 +100,7 @@ int run_models(int argc, char** argv) {
                "megashard models");
   app.formatter(std::make_shared<HelpFormat>());
   if (!parse_words(app, argc, argv, "", "; `megashard models --help` lists the flags")) return 0;
-  TextTable table({"model_type", "class", "parts of a layer", "experts", "pictures", "tensor parallel", "Ulysses",
+  TextTable table({"model_type", "class", "parts of a layer", "experts", "towers", "tensor parallel", "Ulysses",
                    "ring", "torch_dist layout"});
   for (const auto& family : model_families()) table.add(row_of(family));
   table.print();

@@ -1,6 +1,7 @@
 // The targets read files in one process and build no network: the functions that only networks and ranks need.
 #include <c10/util/Exception.h>
 
+#include "models/audio/audio_encoder.h"
 #include "models/diffusion/latent_families.h"
 #include "models/layers/gated_delta_net.h"
 #include "models/layers/kimi_delta_attention.h"
@@ -61,6 +62,12 @@ PartSpecPtr short_conv_part(ShortConvSpec /*spec*/) { TORCH_INTERNAL_ASSERT(fals
 EncoderSpecPtr pixtral_vision(VisionLanguageConfig /*config*/, ProjectorSpec /*projector*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");
 }
+
+EncoderSpecPtr join_encoders(std::vector<EncoderSpecPtr> /*specs*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+EncoderSpecPtr audio_encoder(AudioConfig /*config*/) { TORCH_INTERNAL_ASSERT(false, "a target builds a network"); }
 
 EncoderSpecPtr qwen_vision(VisionLanguageConfig /*config*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");

@@ -13,19 +13,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from megashard import ROOT, fsdp2_reference, train_dump
+from tiny_audio import make_omni, write_heard
 from tiny_vision import AGAIN, ASKED, asked, make_processors, make_vision_model, said, write_conversations
 
 STEPS, ROWS, LENGTH, VOCABULARY = 10, 4, 24, 102
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3", "deepseek_v3", "qwen3_next", "minimax_m2",
             "qwen2_moe", "olmo3", "lfm2", "nemotron_h", "kimi_linear", "gemma2", "gemma4_text", "llama4_text",
             "qwen2_5_vl",
-            "qwen3_vl", "qwen3_vl_moe")
+            "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe")
 # As many as ROWS, so that a step has all of them: two pictures, none, one and a long answer, a long question and one.
 LONG = "the cat sat on the mat the mat sat on the cat the cat sat"
 CONVERSATIONS = [[ASKED, said("sat on the mat"), AGAIN, said(LONG)], [asked("on the mat"), said(LONG)],
                  [AGAIN, said(f"{LONG} {LONG}")], [asked(LONG), said("on"), ASKED, said(LONG)]]
 # by vision
 LAYERS = {False: "['model.layers.{*}']", True: "['model.visual.blocks.{*}', 'model.language_model.layers.{*}']"}
+LAYERS_OF_HEARING = LAYERS[True].replace("[", "['model.audio_tower.layers.{*}', ")
 UNITS = "sub_modules_to_wrap: LAYERS\n"
 # Adam's first steps are as long for small gradients as for large ones, so it would make steps out of bf16's roundings.
 BF16 = dict(param_dtype="bfloat16", reduce_dtype="float32", optimizer="sgd", lr=0.01)
@@ -98,8 +100,12 @@ OPTIONS = EXPERTS | {
 CODE = {"gemma2": dict(eager=True)}  # of transformers: sdpa has no soft caps
 
 
+def hears(family):
+    return "_omni" in family
+
+
 def sees(family):
-    return "_vl" in family
+    return "_vl" in family or hears(family)
 
 
 def has(family, strategy):
@@ -125,6 +131,11 @@ def dtype_of(strategy):
 def make_model(family, folder):
     import transformers
 
+    if hears(family):
+        folder.mkdir()
+        make_omni(folder)
+        write_heard(folder, folder / "conversations", ROWS)
+        return
     if sees(family):
         make_vision_model(folder, family)
         return
@@ -178,10 +189,14 @@ def losses(request, tmp_path_factory):
             runs["transformers" + suffix] = "theirs", {"mesh": [1]} | dtypes | CODE.get(family, {})
         for name, (side, fields) in runs.items():
             outputs[family, name] = folder / f"{family}.{name}"
-            job = common | data[sees(family)] | fields | {"model": str(folder / family),
+            of_family = data[sees(family)]
+            if hears(family):
+                of_family = of_family | dict(conversations=str(folder / family / "conversations"))
+            job = common | of_family | fields | {"model": str(folder / family),
                                                           "output": str(outputs[family, name])}
             if side == "ours":
-                job["fsdp2_config"] = job["fsdp2_config"].replace("LAYERS", LAYERS[sees(family)])
+                job["fsdp2_config"] = job["fsdp2_config"].replace(
+                    "LAYERS", LAYERS_OF_HEARING if hears(family) else LAYERS[sees(family)])
             jobs[side].append(job)
             if name in STRATEGIES:
                 outputs[family, f"{name} on sim"] = folder / f"{family}.{name}.sim"

@@ -116,14 +116,14 @@ def publish(folder):
         dict(architectures=[kind], model_type=model_type, thinker_config=config, enable_audio_output=True)))
 
 
-def write_heard(folder, prefix):
-    """Six conversations: of clips and pictures, of clips, of pictures or of text alone."""
+def write_heard(folder, prefix, count=6):
+    """Conversations: of clips and pictures, of clips, of pictures or of text alone."""
     heard = {"role": "user", "content": [{"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "the cat"}]}
     other = {"role": "user", "content": [{"type": "text", "text": "on"}, {"type": "audio", "audio": "b.wav"}]}
     mixed = [[ASKED, said("sat"), other, said(LONG)], [AGAIN, said(LONG)]] if (folder / "a.png").exists() else []
     plain = [[heard, said(LONG)], [asked("on the mat"), said(LONG)], [other, said("the mat"), heard, said(LONG)],
              [heard, said("cat on the mat")], [asked("the cat"), said(LONG)], [other, said(LONG)]]
-    write_conversations(folder, (mixed + plain)[:6], prefix)
+    write_conversations(folder, (mixed + plain)[:count], prefix)
 
 
 def spectra_of(frames, lengths):

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 import megashard
 from conversations import write_conversation_set
 from latents import write_latents
+from tiny_audio import make_asr, make_omni, publish
 from tiny_vision import CLASSES, make_mistral3, make_processors, make_vision_model, write_conversations, asked, said
 from tiny_wan import SIZES, WIDTH, make_pipeline, write_video
 
@@ -19,14 +20,20 @@ TEXT_SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidde
                   eos_token_id=2, head_dim=8)
 
 
+def make_published(folder, make):
+    make(folder)
+    publish(folder)
+
+
 def make_qwen(folder, family):
     make_processors(folder)
     make_vision_model(folder, family, width=32 if family.endswith("_moe") else 16)  # experts that mxfp8 takes
 
 
-# Families with pictures: what makes a model with its processors in a folder.
+# Families with pictures or sound: what makes a model with its processors in a folder.
 VISION_FAMILIES = {family: functools.partial(make_qwen, family=family) for family in CLASSES}
-VISION_FAMILIES |= {"mistral3": make_mistral3}
+VISION_FAMILIES |= {"mistral3": make_mistral3, "qwen3_omni_moe": functools.partial(make_published, make=make_omni),
+                    "qwen3_asr": functools.partial(make_published, make=make_asr)}
 
 
 # Models of latents: channels of the latents, and of what the model takes.
@@ -150,6 +157,10 @@ class Workshop:
     def records(self, family, path):
         """A data set in the form of MindSpeed-MM's examples."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        if family == "qwen3_asr":
+            record = {"audio": str(self.model(family) / "a.wav"), "prompt": "on the mat", "text": "the cat sat"}
+            path.write_text(json.dumps([record] * 24))
+            return
         (path.parent / "a.png").write_bytes((self.model(family) / "a.png").read_bytes())
         turns = [{"role": "user", "content": "<image> the cat"}, {"role": "assistant", "content": "sat on the mat"}]
         path.write_text(json.dumps([{"messages": turns, "images": ["a.png"]}] * 24))
