@@ -87,11 +87,17 @@ void apply_diffusion(MindSpeedRun& run, Arguments& arguments, const RunParts& pa
                    run.model_place + ": nothing names the files of the model; give --hf-model DIR, a folder of "
                                      "diffusers with config.json.");
   if (!arguments.is_given("objective")) arguments.objective = "flow-matching";
-  const double bsmntw = 1;  // among --timestep-weighting's words
-  arguments.objective_options.insert({{"--timestep-shift", diffusion.shift},
-                                      {"--timestep-min", diffusion.timestep_at(diffusion.last_share)},
-                                      {"--timestep-max", diffusion.timestep_at(diffusion.first_share)},
-                                      {"--timestep-weighting", bsmntw}});
+  if (diffusion.is_hunyuan) {
+    const double logit_normal = 1;  // among --timestep-sampling's words
+    arguments.objective_options.insert({{"--timestep-shift", diffusion.training_shift},
+                                        {"--timestep-sampling", diffusion.draws_uniformly ? 0 : logit_normal}});
+  } else {
+    const double bsmntw = 1;  // among --timestep-weighting's words
+    arguments.objective_options.insert({{"--timestep-shift", diffusion.shift},
+                                        {"--timestep-min", diffusion.timestep_at(diffusion.last_share)},
+                                        {"--timestep-max", diffusion.timestep_at(diffusion.first_share)},
+                                        {"--timestep-weighting", bsmntw}});
+  }
   arguments.lora_target_modules = diffusers_layers(arguments.lora_target_modules);
   if (!parts.data || diffusion.data_path.empty()) return;
   if (has_own_data(arguments)) {
@@ -216,6 +222,10 @@ void check_sizes(const MindSpeedRun& run, const nlohmann::ordered_json& config, 
       {"predictor.num_heads", "num_attention_heads"},
       {"predictor.in_dim", "in_channels"},
       {"predictor.out_dim", "out_channels"},
+      {"predictor.mm_double_blocks_depth", "num_layers"},
+      {"predictor.out_channels", "out_channels"},
+      {"predictor.text_states_dim", "text_embed_dim"},
+      {"predictor.vision_states_dim", "image_embed_dim"},
       {"image_encoder.vision_encoder.num_layers", "depth"},
       {"image_encoder.vision_encoder.hidden_size", "hidden_size"},
       {"image_encoder.vision_encoder.ffn_hidden_size", "intermediate_size"},
@@ -298,9 +308,9 @@ void check_mindspeed_model(const MindSpeedRun& run, const Arguments& arguments) 
   const std::string key = run.diffusion ? "_class_name" : "model_type";
   const auto type = config.value(key, "");
   const auto* model = find_mindspeed_model(run.model_id);
-  mistakes.require(model == nullptr || type == model->model_type, run.model_place + " is " + run.model_id + ", but " +
-                                                                      *arguments.hf_model + "/config.json is of " +
-                                                                      key + " " + type + "; correct one of them.");
+  const bool fits = model == nullptr || std::ranges::count(comma_words({model->model_type}), type) > 0;
+  mistakes.require(fits, run.model_place + " is " + run.model_id + ", but " + *arguments.hf_model +
+                             "/config.json is of " + key + " " + type + "; correct one of them.");
   if (!run.is_from_hf) check_sizes(run, config, mistakes);
   check_balance(run, config, mistakes);
   mistakes.throw_if_any();

@@ -1,5 +1,6 @@
 #include "launch/mindspeed/diffusion.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <utility>
@@ -77,13 +78,16 @@ void find_diffusion_model(const MindSpeedDiffusion& diffusion, Arguments& argume
 }
 
 std::vector<std::string> diffusers_paths(const std::vector<std::string>& patterns) {
+  static const std::map<std::string, std::string> kNames{{"head", "proj_out"}, {"double_blocks", "transformer_blocks"}};
   std::vector<std::string> paths;
   for (std::string path : patterns) {
     if (is_encoder(path)) continue;
     for (const std::string outer : {"predictor.", "wan_dit.", "vace_dit."}) {
       if (path.starts_with(outer)) path.erase(0, outer.size());
     }
-    paths.push_back(path == "head" ? "proj_out" : path);
+    const auto end = std::min(path.find('.'), path.size());
+    const auto found = kNames.find(path.substr(0, end));
+    paths.push_back(found == kNames.end() ? path : found->second + path.substr(end));
   }
   return paths;
 }

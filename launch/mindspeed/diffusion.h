@@ -20,6 +20,9 @@ struct MindSpeedDiffusion {
   int64_t rows = 0, columns = 0, frames = 0, text_length = 512;  ///< sizes of a video; tokens of a caption
   double frames_per_second = 0;
   double shift = 3;
+  bool is_hunyuan = false;       ///< the noise is that of HunyuanVideo 1.5: `shift` is for samples alone, no weights
+  double training_shift = 3;     ///< then in its place
+  bool draws_uniformly = false;  ///< then: snr is "uniform"
   /// Range of the timesteps, as shares of the descending table of 1,000 levels.
   double first_share = 0, last_share = 1;
 

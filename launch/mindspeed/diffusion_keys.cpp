@@ -31,6 +31,7 @@ void take_number(const V& value, R& run, A&) {
 void take_part(const V& value, R& run, A&) {
   if (!run.diffusion->pipeline.empty()) return;
   auto part = std::filesystem::path(value.text()).lexically_normal();
+  if (part.extension() == ".safetensors") part = part.parent_path();
   if (!part.has_filename()) part = part.parent_path();
   run.diffusion->pipeline = part.has_parent_path() ? part.parent_path().string() : ".";
 }
@@ -38,9 +39,25 @@ void take_part(const V& value, R& run, A&) {
 void take_tokenizers(const V& value, R& run, A& arguments) {
   if (!value.node.IsSequence()) value.expected("a list, or a map");
   for (size_t i = 0; i < value.node.size(); ++i) {
-    const YAML::Node folder = value.node[i]["from_pretrained"];
+    const YAML::Node folder = value.node[i]["from_pretrained"], length = value.node[i]["model_max_length"];
     if (folder.IsDefined()) take_part({value.source, value.key + ".from_pretrained", folder}, run, arguments);
+    if (length.IsDefined())
+      take_integer<&D::text_length>({value.source, value.key + ".model_max_length", length}, run, arguments);
   }
+}
+
+void take_noise(const V& value, R& run, A&) {
+  run.diffusion->is_hunyuan = value.text() == "hunyuanvideo_15_diffusion";
+  if (!run.diffusion->is_hunyuan && value.text() != "wan_flow_match_scheduler")
+    value.fail("is " + value.text() +
+               ", but the noise is that of Wan or HunyuanVideo 1.5; write "
+               "wan_flow_match_scheduler or hunyuanvideo_15_diffusion");
+}
+
+void take_snr(const V& value, R& run, A&) {
+  run.diffusion->draws_uniformly = value.text() == "uniform";
+  if (!run.diffusion->draws_uniformly && value.text() != "lognorm")
+    value.fail("is " + value.text() + ", but timesteps are uniform or logit-normal; write lognorm");
 }
 
 void take_size(const V& value, R& run, A&) { run.sizes[value.key] = value.integer(0); }
@@ -51,20 +68,22 @@ void take_id(const V& value, R& run, A&) {
 }
 
 constexpr const char* kLatents = "latents are normalised by the VAE's own mean and deviation";
+constexpr const char* kOwn = "the model is HunyuanVideo 1.5 as it was published";
 constexpr const char* kTable = "the table of noise levels begins at 1 and has 1000 of them";
 
 const MindSpeedKey kModel[] = {
     {"load_video_features"},  // the data section says it
     {"load_text_features"},
     {"task", take_text<&D::task>},
-    {"encoder_offload_interval"},  // features are written before the run
+    {"text_encoder", take_tokenizers},  // of several
+    {"encoder_offload_interval"},       // features are written before the run
     {"enable_encoder_dp"},
     {"patch"},
     {"dpo", nullptr, "", "there are no preferences of videos"},
 };
 
 const MindSpeedKey kNoise[] = {
-    {"model_id", nullptr, "wan_flow_match_scheduler", "the noise is that of Wan's flow matching"},
+    {"model_id", take_noise},
     {"num_train_timesteps", nullptr, "1000", kTable},
     {"sigma_min", nullptr, "0.0,0", kTable},
     {"sigma_max", nullptr, "1.0,1", kTable},
@@ -72,9 +91,15 @@ const MindSpeedKey kNoise[] = {
     {"inverse_timesteps", nullptr, "false", kTable},
     {"reverse_sigmas", nullptr, "false", kTable},
     {"shift", take_number<&D::shift>},
+    {"train_timestep_shift", take_number<&D::training_shift>},
+    {"snr", take_snr},
+    {"sp_size", nullptr, "1", "give --context-parallel-size"},
+    {"dp_replicate", nullptr, "1", "give sharding_size in the FSDP2 file"},
     {"min_timestep_boundary", take_number<&D::first_share>},
     {"max_timestep_boundary", take_number<&D::last_share>},
     {"guidance_scale"},  // for sampling
+    {"reverse"},
+    {"solver"},
     {"num_inference_timesteps"},
 };
 
@@ -88,6 +113,18 @@ const MindSpeedKey kPredictor[] = {
     {"num_heads", take_size},
     {"in_dim", take_size},
     {"out_dim", take_size},
+    {"mm_double_blocks_depth", take_size},  // HunyuanVideo 1.5
+    {"out_channels", take_size},
+    {"text_states_dim", take_size},
+    {"vision_states_dim", take_size},
+    {"mm_single_blocks_depth", nullptr, "0", kOwn},
+    {"guidance_embed", nullptr, "false", kOwn},
+    {"use_meanflow", nullptr, "false", kOwn},
+    {"glyph_byT5_v2", nullptr, "true", kOwn},
+    {"text_projection", nullptr, "single_refiner", kOwn},
+    {"attn_mode", nullptr, "flash,flash2,flash3,torch", "attention is not sparse"},
+    {"in_channels"},  // without the conditions, which config.json counts
+    {"concat_condition"},
     {"vace_dit"},  // config.json describes it, and the rest
     {"hidden_size"},
     {"patch_size"},

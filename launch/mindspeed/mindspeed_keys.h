@@ -49,7 +49,7 @@ void mindspeed_flag(const YamlValue& value, MindSpeedRun&, Arguments& arguments)
 /// A supported model of MindSpeed-MM, by the name in its files.
 struct MindSpeedModel {
   const char* id;
-  const char* model_type;  ///< in config.json
+  const char* model_type;  ///< in config.json; several: comma-separated
   std::vector<const char*> encoder;
   std::vector<const char*> projector;
   bool always_recomputes;  ///< recomputes its blocks and layers regardless of the FSDP2 file

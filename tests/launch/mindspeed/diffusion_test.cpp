@@ -76,6 +76,24 @@ TEST_F(MindSpeedDiffusionFiles, NoiseIsThatOfTheScheduler) {
   EXPECT_EQ(arguments.eval_iters, 0);
 }
 
+TEST_F(MindSpeedDiffusionFiles, NoiseIsThatOfHunyuanVideo) {
+  write("out/data.jsonl", "{}");
+  write("weights/config.json", "{}");
+  const auto data = features(folder_.path() + "/out/data.jsonl", "");
+  const auto model = [](const std::string& snr) {
+    return R"("task": "t2v", "text_encoder": [{"model_id": "Hunyuan15MLLmModel"}, {"model_id": "Hunyuan15GlyphModel"}],
+      "diffusion": {"model_id": "hunyuanvideo_15_diffusion", "shift": 7.0, "reverse": true, "solver": "euler", "snr": ")" +
+           snr + R"(", "train_timestep_shift": 5.0, "sp_size": 1}, "predictor": {"model_id": "hunyuanvideo15dit"})";
+  };
+  const std::vector<std::string> load{"--load", folder_.path() + "/weights"};
+  const auto options = applied(data, model("lognorm"), load).arguments.objective_options;
+  EXPECT_EQ(options.at("--timestep-shift"), 5);
+  EXPECT_EQ(options.at("--timestep-sampling"), 1) << "logit-normal";
+  EXPECT_FALSE(options.contains("--timestep-weighting"));
+  EXPECT_EQ(applied(data, model("uniform"), load).arguments.objective_options.at("--timestep-sampling"), 0);
+  EXPECT_THAT(refusal(data, model("mode")), HasSubstr("timesteps are uniform or logit-normal; write lognorm"));
+}
+
 TEST_F(MindSpeedDiffusionFiles, FlagsComeBefore) {
   const auto line = applied(features("/nothing/data.jsonl", ""), kHigh,
                             {"--timestep-min", "10", "--hf-model", "mine", "--data-path", "other"});
@@ -117,6 +135,7 @@ TEST_F(MindSpeedDiffusionFiles, MistakesAreToldByPlace) {
 }
 
 TEST(MindSpeedNames, AreThoseOfDiffusers) {
+  EXPECT_THAT(diffusers_paths({"predictor.double_blocks.{*}"}), ElementsAre("transformer_blocks.{*}"));
   EXPECT_THAT(diffusers_paths({"predictor.blocks.{*}", "predictor.wan_dit.head", "predictor.vace_dit.vace_blocks.{*}",
                                "ae", "text_encoder.encoder", "predictor.head"}),
               ElementsAre("blocks.{*}", "proj_out", "vace_blocks.{*}", "proj_out"));
