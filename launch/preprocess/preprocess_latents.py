@@ -2,9 +2,9 @@
 """Videos or pictures with captions to features for models of latents: DIR/data.jsonl and DIR/features/N.pt, in the form
 of MindSpeed-MM's feature folders (framework/data/latent_set.h).
 
-The encoders are those of a diffusers pipeline of Wan: text to video, image to video or VACE. A line of --input is
-{"video": PATH, "text": CAPTION}, or with "image" in place of "video"; VACE also takes "vace_video" and
-"vace_video_mask". Needs `diffusers`, `transformers`, `torch` and `ftfy`; video files also `av`.
+The encoders are those of a diffusers pipeline of Wan (text to video, image to video, VACE) or HunyuanVideo 1.5. A line
+of --input is {"video": PATH, "text": CAPTION}, or with "image" in place of "video"; VACE also takes "vace_video" and
+"vace_video_mask". Needs `diffusers`, `transformers`, `torch` and, for Wan, `ftfy`; video files also `av`.
 """
 
 import argparse
@@ -17,14 +17,16 @@ from preprocess_images import read_image, resize
 from preprocess_input import BadRecords, InputError, RecordError, input_files, model_folder, records_of
 from preprocess_videos import FrameFolder, VideoFile
 
-PIPELINES = {"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline", "vace": "WanVACEPipeline"}
+# by what is learnt
+WAN = {"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline", "vace": "WanVACEPipeline"}
+HUNYUAN = {"t2v": "HunyuanVideo15Pipeline", "i2v": "HunyuanVideo15ImageToVideoPipeline"}
 BICUBIC = 3
 
 
 def parse_arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, metavar="DIR", help="folder of the diffusers pipeline")
-    parser.add_argument("--task", choices=tuple(PIPELINES),
+    parser.add_argument("--task", choices=tuple(WAN),
                         help="what is learnt: a video of a text, of its first frame too, or of VACE's controls "
                              "(default: what the pipeline is for)")
     parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
@@ -36,8 +38,8 @@ def parse_arguments(words=None):
     parser.add_argument("--num-frames", type=int, default=81, metavar="N", help="frames of a video: the first N, or "
                         "the most of a shorter one that the VAE takes (default: 81)")
     parser.add_argument("--fps", type=float, metavar="F", help="take so many frames of a second (default: all)")
-    parser.add_argument("--max-text-length", type=int, default=512, metavar="N", help="tokens of a caption; features "
-                        "behind its end are 0 (default: 512)")
+    parser.add_argument("--max-text-length", type=int, metavar="N", help="tokens of a caption; what is behind its end "
+                        "is padding (default: 512, HunyuanVideo's 1000)")
     parser.add_argument("--device", default="cpu", help="of the encoders (default: cpu)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32",
                         help="of the encoders and of the text features (default: float32)")
@@ -63,37 +65,32 @@ def load_pipeline(folder, task, dtype, device):
     except (OSError, ValueError, KeyError):
         raise InputError(f"{folder} is no folder of a diffusers pipeline: it has no model_index.json with a "
                          "_class_name") from None
-    if name not in PIPELINES.values():
-        raise InputError(f"{folder} is a {name}; features are written for {', '.join(PIPELINES.values())}")
-    name = PIPELINES[task] if task else name
+    family = next((each for each in (WAN, HUNYUAN) if name in each.values()), None)
+    if family is None:
+        raise InputError(f"{folder} is a {name}; features are written for "
+                         f"{', '.join([*WAN.values(), *HUNYUAN.values()])}")
+    if task and task not in family:
+        raise InputError(f"--task {task} is not for a {name}; give {' or '.join(family)}")
+    name = family[task] if task else name
     try:
         import diffusers
         import torch
     except ImportError as error:
         raise InputError(f"{sys.executable} has no package {error.name}; install it with `pip install diffusers "
                          "transformers torch`") from None
-    pipeline = getattr(diffusers, name).from_pretrained(folder, transformer=None, transformer_2=None,
-                                                        dtype=getattr(torch, dtype))
+    left_out = {"transformer": None} | ({"transformer_2": None} if family is WAN else {})
+    pipeline = getattr(diffusers, name).from_pretrained(folder, **left_out, dtype=getattr(torch, dtype))
     return pipeline.to(device)
 
 
 class Encoder:
     """A pipeline's encoders, used as its own __call__ uses them."""
 
-    def __init__(self, flags):
+    def __init__(self, flags, pipeline):
         import torch
         self.torch = torch
-        self.flags, self.sizes = flags, sizes_of(flags.size)
-        self.pipeline = load_pipeline(flags.model, flags.task, flags.dtype, flags.device)
-        self.kind = type(self.pipeline).__name__
-        vae = self.pipeline.vae
-        self.mean, self.deviation = (torch.tensor(values, device=flags.device).view(1, -1, 1, 1, 1)
-                                     for values in (vae.config.latents_mean, vae.config.latents_std))
-
-    def text(self, caption):
-        features = self.pipeline.encode_prompt(caption, do_classifier_free_guidance=False, device=self.flags.device,
-                                               max_sequence_length=self.flags.max_text_length)[0]
-        return {"prompt_ids": features[0].cpu()}
+        self.flags, self.sizes, self.pipeline = flags, sizes_of(flags.size), pipeline
+        self.kind = type(pipeline).__name__
 
     def pixels(self, path):
         """[1, 3, F, H, W] from -1 to 1."""
@@ -125,9 +122,41 @@ class Encoder:
         return self.pipeline.video_processor.preprocess_video(cut, rows, columns).to(self.flags.device,
                                                                                      self.pipeline.vae.dtype)
 
+    def first_picture(self, pixels):
+        picture = (pixels[0, :, 0].float().clamp(-1, 1) + 1) / 2
+        return self.pipeline.video_processor.numpy_to_pil(picture.permute(1, 2, 0)[None].cpu().numpy())[0]
+
+    def features(self, record, folder):
+        path = next((record[key] for key in ("video", "image", "path", "file") if key in record), None)
+        caption = next((record[key] for key in ("text", "caption", "cap") if key in record), None)
+        caption = caption[0] if isinstance(caption, list) and caption else caption
+        if not isinstance(path, str) or not isinstance(caption, str):
+            raise RecordError('a record needs "video" or "image", a path, and "text", its caption')
+        pixels = self.pixels(folder / path)
+        features = {"video": self.latents(pixels), **self.text(caption)}
+        return features | self.further(pixels, record, lambda name: folder / name)
+
+
+class WanEncoder(Encoder):
+    def __init__(self, flags, pipeline):
+        super().__init__(flags, pipeline)
+        self.mean, self.deviation = (
+            self.torch.tensor(values, device=flags.device).view(1, -1, 1, 1, 1)
+            for values in (pipeline.vae.config.latents_mean, pipeline.vae.config.latents_std))
+
+    def text(self, caption):
+        features = self.pipeline.encode_prompt(caption, do_classifier_free_guidance=False, device=self.flags.device,
+                                               max_sequence_length=self.flags.max_text_length or 512)[0]
+        return {"prompt_ids": features[0].cpu()}
+
     def latents(self, pixels):
         encoded = self.pipeline.vae.encode(pixels).latent_dist.mode()
         return ((encoded.float() - self.mean) / self.deviation)[0].cpu()
+
+    def further(self, pixels, record, path_of):
+        if self.kind == "WanImageToVideoPipeline":
+            return self.first_frame(pixels)
+        return self.controls(pixels, record, path_of) if self.kind == "WanVACEPipeline" else {}
 
     def first_frame(self, pixels):
         """What the pipeline of images to videos makes of the first frame."""
@@ -139,9 +168,8 @@ class Encoder:
             first, 1, self.pipeline.vae.config.z_dim, rows, columns, frames, self.torch.float32, self.flags.device)
         features = {"i2v_vae_feature": conditions[0].float().cpu()}
         if self.pipeline.image_encoder is not None:
-            picture = (first[0].float().clamp(-1, 1) + 1) / 2
-            image = self.pipeline.video_processor.numpy_to_pil(picture.permute(1, 2, 0)[None].cpu().numpy())[0]
-            features["i2v_clip_feature"] = self.pipeline.encode_image(image, self.flags.device)[0].cpu()
+            image = self.pipeline.encode_image(self.first_picture(pixels), self.flags.device)
+            features["i2v_clip_feature"] = image[0].cpu()
         return features
 
     def controls(self, pixels, record, path_of):
@@ -167,19 +195,32 @@ class Encoder:
         size = ((frames + time - 1) // time, rows // space, columns // space)
         return self.torch.nn.functional.interpolate(one[None], size=size, mode="nearest-exact")[0]
 
-    def encode(self, record, folder):
-        path = next((record[key] for key in ("video", "image", "path", "file") if key in record), None)
-        caption = next((record[key] for key in ("text", "caption", "cap") if key in record), None)
-        caption = caption[0] if isinstance(caption, list) and caption else caption
-        if not isinstance(path, str) or not isinstance(caption, str):
-            raise RecordError('a record needs "video" or "image", a path, and "text", its caption')
-        pixels = self.pixels(folder / path)
-        features = {"video": self.latents(pixels), **self.text(caption)}
-        if self.kind == "WanImageToVideoPipeline":
-            features.update(self.first_frame(pixels))
-        if self.kind == "WanVACEPipeline":
-            features.update(self.controls(pixels, record, lambda name: folder / name))
-        return features
+
+class HunyuanEncoder(Encoder):
+    def text(self, caption):
+        self.pipeline.tokenizer_max_length = self.flags.max_text_length or self.pipeline.tokenizer_max_length
+        text, mask, letters, letter_mask = self.pipeline.encode_prompt(caption, device=self.flags.device)
+        return {"prompt_ids": [text[0].cpu(), letters[0].cpu()],
+                "prompt_mask": [mask[0].bool().cpu(), letter_mask[0].bool().cpu()]}
+
+    def latents(self, pixels):
+        vae = self.pipeline.vae
+        return (vae.encode(pixels).latent_dist.mode().float() * vae.config.scaling_factor)[0].cpu()
+
+    def further(self, pixels, record, path_of):
+        if self.kind == HUNYUAN["t2v"]:
+            return {}
+        picture, (rows, columns), device = self.first_picture(pixels), pixels.shape[3:], self.flags.device
+        latents = self.latents(pixels)[None].to(device)
+        condition = self.pipeline.prepare_cond_latents_and_mask(latents, picture, 1, rows, columns,
+                                                                self.torch.float32, device)
+        image = self.pipeline.encode_image(picture, 1, device, self.pipeline.vae.dtype)
+        return {"cond_latents": self.torch.cat(condition, 1)[0].cpu(), "vision_states": image[0].cpu()}
+
+
+def encoder_of(flags):
+    pipeline = load_pipeline(flags.model, flags.task, flags.dtype, flags.device)
+    return (WanEncoder if type(pipeline).__name__ in WAN.values() else HunyuanEncoder)(flags, pipeline)
 
 
 def sources_of(flags):
@@ -199,7 +240,7 @@ def write_features(flags):
     output, sources = Path(flags.output), list(sources_of(flags))
     if (output / "data.jsonl").exists():
         raise InputError(f"{output} has a data.jsonl already; remove it, or give another --output")
-    encoder = Encoder(flags)
+    encoder = encoder_of(flags)
     torch = encoder.torch
     (output / "features").mkdir(parents=True, exist_ok=True)
     bad, lines = BadRecords(flags.skip_bad_records), []
@@ -212,7 +253,7 @@ def write_features(flags):
                         raise record
                     if not isinstance(record, dict):
                         raise RecordError("a record must be an object")
-                    features = encoder.encode(record, folder)
+                    features = encoder.features(record, folder)
                 except RecordError as error:
                     bad.add(RecordError(f"{file}, line {number}: {error}"))
                     continue

@@ -17,7 +17,7 @@ import sys
 import yaml
 
 OUR_MODELS = ("qwen2_5vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "mistral3", "wandit",
-              "vace")  # of MindSpeed-MM's
+              "vace", "hunyuanvideo15dit", "ltx2")  # of MindSpeed-MM's
 LONGEST_LINE = 120
 
 

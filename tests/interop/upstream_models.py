@@ -12,6 +12,7 @@ import megashard
 from conversations import write_conversation_set
 from latents import write_latents
 from tiny_audio import make_asr, make_omni, publish
+from tiny_hunyuan import SIZES as HUNYUAN_SIZES, make_hunyuan
 from tiny_vision import CLASSES, make_mistral3, make_processors, make_vision_model, write_conversations, asked, said
 from tiny_wan import SIZES, WIDTH, make_pipeline, write_video
 
@@ -37,7 +38,8 @@ VISION_FAMILIES |= {"mistral3": make_mistral3, "qwen3_omni_moe": functools.parti
 
 
 # Models of latents: channels of the latents, and of what the model takes.
-DIFFUSION_FAMILIES = {"wan_16": (16, 16), "wan_36": (16, 36), "wan_48": (48, 48), "vace": (16, 16)}
+DIFFUSION_FAMILIES = {"wan_16": (16, 16), "wan_36": (16, 36), "wan_48": (48, 48), "vace": (16, 16),
+                      "hunyuan_t2v": (4, 9), "hunyuan_i2v": (4, 9)}
 
 
 class Workshop:
@@ -77,6 +79,10 @@ class Workshop:
         import diffusers
 
         folder, (channels, taken) = self.folder / "pipelines" / family, DIFFUSION_FAMILIES[family]
+        if family.startswith("hunyuan"):
+            make_hunyuan(folder, f"HunyuanVideo15{'ImageToVideo' if family.endswith('i2v') else ''}Pipeline")
+            diffusers.HunyuanVideo15Transformer3DModel(**HUNYUAN_SIZES).save_pretrained(folder / "transformer")
+            return folder
         if family == "wan_36":
             make_pipeline(folder, "WanImageToVideoPipeline", image_encoder=None, image_processor=None)
         else:

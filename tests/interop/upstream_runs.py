@@ -99,6 +99,8 @@ def family_of(model):
     model = model or {}
     predictor = model.get("predictor")
     if isinstance(predictor, dict):
+        if predictor["model_id"] == "hunyuanvideo15dit":
+            return f"hunyuan_{model['task']}"
         return "vace" if predictor["model_id"] == "vace" else f"wan_{predictor['in_dim']}"
     name = model.get("model_id") or (model.get("text_decoder") or {}).get("model_id")
     return FAMILIES.get(name, name or "another")
@@ -127,7 +129,9 @@ def scaled_videos(data, family, folder, workshop):
     parameters = data["dataset_param"]
     basic, tokenizers = parameters["basic_parameters"], parameters["tokenizer_config"]
     for tokenizer in tokenizers if isinstance(tokenizers, list) else [tokenizers]:
-        tokenizer |= {"from_pretrained": str(workshop.pipeline(family) / "tokenizer"), "model_max_length": 12}
+        tokenizer |= {"from_pretrained": str(workshop.pipeline(family) / "tokenizer")}
+        if "byt5_max_length" not in tokenizer:
+            tokenizer["model_max_length"] = 12
     if parameters["dataset_type"] == "feature":
         features = workshop.latents(family, folder / "features")
         basic |= {"data_path": str(features / "data.jsonl"), "data_folder": f"{features}/"}
@@ -141,6 +145,13 @@ def scaled_videos(data, family, folder, workshop):
 def scaled_predictor(model, family, workshop):
     """A model section of a diffusion model."""
     config = json.loads((workshop.model(family) / "config.json").read_text())
+    if family.startswith("hunyuan"):
+        sizes = {"mm_double_blocks_depth": "num_layers", "num_heads": "num_attention_heads",
+                 "out_channels": "out_channels", "text_states_dim": "text_embed_dim",
+                 "vision_states_dim": "image_embed_dim"}
+        model["predictor"] |= {ours: config[theirs] for ours, theirs in sizes.items()}
+        model["ae"]["from_pretrained"] = str(workshop.pipeline(family) / "vae/diffusion_pytorch_model.safetensors")
+        return model
     sizes = {"num_layers": "num_layers", "ffn_dim": "ffn_dim", "freq_dim": "freq_dim", "text_dim": "text_dim",
              "num_heads": "num_attention_heads", "in_dim": "in_channels", "out_dim": "out_channels"}
     model["predictor"] |= {ours: config[theirs] for ours, theirs in sizes.items()}
@@ -187,7 +198,9 @@ def scaled_arguments(arguments, family, folder, workshop):
     result = {key: small.get(key, value) for key, value in arguments.items()}
     if "expert_model_parallel_size" in result:
         result["expert_model_parallel_size"] = RANKS // result.get("tensor_model_parallel_size", 1)
-    if "load" in result and family in OF_MINDSPEED:
+    if "load" in result and family in DIFFUSION_FAMILIES and family.startswith("hunyuan"):
+        result["load"] = str(workshop.model(family))
+    elif "load" in result and family in OF_MINDSPEED:
         form = result.get("ckpt_format", "torch_dcp")  # Megatron core's route loads Hugging Face weights itself
         result["load"] = str(workshop.model(family) if form == "torch" else workshop.checkpoint(family, form))
     return result
