@@ -57,6 +57,7 @@ const NativeReaders& parallel_readers() {
       {"tensor_parallel_size", [](auto& entry, auto&) { take_one(entry, "--tensor-model-parallel-size"); }},
       {"ring_attention_size",
        [](auto& entry, auto&) { take_one(entry, "--cp-comm-type p2p --context-parallel-size"); }},
+      {"context_parallel_size", [](auto& entry, auto&) { take_one(entry, "--context-parallel-size"); }},
       {"ulysses_parallel_size", [](auto& entry, auto&) { take_one(entry, "--context-parallel-size"); }},
       {"expert_parallel_size", [](auto& entry, auto& file) { file.config.expert_parallel_size = read_int(entry, 1); }},
       {"expert_fully_shard_parallel_size",
@@ -124,13 +125,16 @@ YAML::Node plan_of(const YAML::Node& root, const std::string& source, const char
   return inner.IsDefined() ? inner : outer;
 }
 
+/// A section of LTX-2's files that the section of the data repeats by a YAML alias.
+constexpr const char* kAnchor = "ltx2_dataset_custom";
+
 /// Checks the top-level keys: the program reads the other sections of a whole configuration.
 void check_top(const YAML::Node& root, const std::string& source, NativeFile& file, KeyLog* log) {
   const std::vector<std::string> known = {kParallel,  kFsdpPlan, kRecomputePlan, kExpertPlan, "training",
                                           "features", "model",   "data",         "tools"};
   for (const auto& item : root) {
     const YamlValue entry{source, item.first.Scalar(), item.second};
-    if (std::ranges::find(known, entry.key) != known.end()) continue;
+    if (std::ranges::find(known, entry.key) != known.end() || entry.key == kAnchor) continue;
     const auto message = unknown_key(yaml_place(source, item.first), entry.key, known,
                                      "; remove it: there are " + c10::Join(", ", known) + ".");
     file.mistakes.attempt([&] { take_key(log, entry, [&] { throw UsageError(message); }); });

@@ -87,8 +87,13 @@ void apply_diffusion(MindSpeedRun& run, Arguments& arguments, const RunParts& pa
                    run.model_place + ": nothing names the files of the model; give --hf-model DIR, a folder of "
                                      "diffusers with config.json.");
   if (!arguments.is_given("objective")) arguments.objective = "flow-matching";
-  if (diffusion.is_hunyuan) {
-    const double logit_normal = 1;  // among --timestep-sampling's words
+  const double logit_normal = 1, ltx2_length = 2;  // among --timestep-sampling's and --timestep-shift-by's words
+  if (diffusion.is_ltx2) {
+    if (!diffusion.draws_uniformly)
+      arguments.objective_options.insert({{"--timestep-sampling", logit_normal},
+                                          {"--timestep-logit-std", diffusion.logit_std},
+                                          {"--timestep-shift-by", ltx2_length}});
+  } else if (diffusion.is_hunyuan) {
     arguments.objective_options.insert({{"--timestep-shift", diffusion.training_shift},
                                         {"--timestep-sampling", diffusion.draws_uniformly ? 0 : logit_normal}});
   } else {
@@ -222,6 +227,14 @@ void check_sizes(const MindSpeedRun& run, const nlohmann::ordered_json& config, 
       {"predictor.num_heads", "num_attention_heads"},
       {"predictor.in_dim", "in_channels"},
       {"predictor.out_dim", "out_channels"},
+      {"transformer.num_layers", "num_layers"},
+      {"transformer.num_attention_heads", "num_attention_heads"},
+      {"transformer.attention_head_dim", "attention_head_dim"},
+      {"transformer.in_channels", "in_channels"},
+      {"transformer.out_channels", "out_channels"},
+      {"transformer.cross_attention_dim", "cross_attention_dim"},
+      {"transformer.caption_channels", "caption_channels"},
+      {"transformer.timestep_scale_multiplier", "timestep_scale_multiplier"},
       {"predictor.mm_double_blocks_depth", "num_layers"},
       {"predictor.out_channels", "out_channels"},
       {"predictor.text_states_dim", "text_embed_dim"},

@@ -31,11 +31,18 @@ bool is_encoder(const std::string& pattern) {
 
 std::string MindSpeedDiffusion::features() const {
   const auto path = fs::path(data_path).lexically_normal();
+  if (is_ltx2) return folder_of(data_path).string() + "_features";
   if (dataset_type == "feature") return path.parent_path().string();
   return (path.parent_path() / (path.stem().string() + "_features")).string();
 }
 
 std::string MindSpeedDiffusion::command() const {
+  if (is_ltx2)
+    return "python launch/preprocess/preprocess_ltx2.py --model " + shell_word(pipeline) + " --input " +
+           shell_word(data_path) + " --output " + shell_word(features()) + " --latents " + shell_word(videos) +
+           " --conditions " + shell_word(texts) + (has_sounds ? " --sounds " + shell_word(sounds) : "") +
+           (most_samples > 0 ? " --max-samples " + std::to_string(most_samples) : "") +
+           (frames_per_second > 0 ? " --fps " + argument_text(frames_per_second) : "");
   const auto size = std::to_string(rows) + "x" + std::to_string(columns);
   return "python launch/preprocess/preprocess_latents.py --model " + shell_word(pipeline) +
          (task.empty() ? "" : " --task " + shell_word(task)) + " --input " + shell_word(data_path) + " --output " +
@@ -61,15 +68,16 @@ void require_features(const MindSpeedDiffusion& diffusion) {
                 ", but paths in data.jsonl begin at its own folder here; move data.jsonl there.");
     return;  // its reader reports a missing file
   }
-  require(fs::is_regular_file(diffusion.data_path),
-          diffusion.place + ": there is no file " + diffusion.data_path + "; correct basic_parameters.data_path.");
+  require(fs::exists(diffusion.data_path),
+          diffusion.place + ": there is no " + diffusion.data_path + "; correct its path in basic_parameters.");
   require(fs::is_regular_file(list), diffusion.place + ": " + diffusion.data_path + " is not encoded (there is no " +
                                          list + "), and training reads features; run `" + diffusion.command() + "`.");
 }
 
 void find_diffusion_model(const MindSpeedDiffusion& diffusion, Arguments& arguments) {
   if (!diffusion.weights.empty()) {
-    arguments.hf_model = diffusion.weights;
+    const auto inner = fs::path(diffusion.weights) / "transformer";
+    arguments.hf_model = fs::is_directory(inner) ? inner.string() : diffusion.weights;
   } else if (arguments.load && fs::exists(fs::path(*arguments.load) / "config.json")) {
     arguments.hf_model = std::exchange(arguments.load, std::nullopt);
   } else if (!diffusion.pipeline.empty()) {
@@ -78,11 +86,14 @@ void find_diffusion_model(const MindSpeedDiffusion& diffusion, Arguments& argume
 }
 
 std::vector<std::string> diffusers_paths(const std::vector<std::string>& patterns) {
-  static const std::map<std::string, std::string> kNames{{"head", "proj_out"}, {"double_blocks", "transformer_blocks"}};
+  static const std::map<std::string, std::string> kNames{{"head", "proj_out"},
+                                                         {"double_blocks", "transformer_blocks"},
+                                                         {"patchify_proj", "proj_in"},
+                                                         {"audio_patchify_proj", "audio_proj_in"}};
   std::vector<std::string> paths;
   for (std::string path : patterns) {
     if (is_encoder(path)) continue;
-    for (const std::string outer : {"predictor.", "wan_dit.", "vace_dit."}) {
+    for (const std::string outer : {"predictor.", "wan_dit.", "vace_dit.", "transformer."}) {
       if (path.starts_with(outer)) path.erase(0, outer.size());
     }
     const auto end = std::min(path.find('.'), path.size());

@@ -13,13 +13,18 @@ struct MindSpeedDiffusion {
   std::string place;         ///< "data.json: dataset_param", the beginning of messages
   std::string dataset_type;  ///< "feature": the data are features already
   std::string task;          ///< "t2v", "i2v", "vace"
-  std::string data_path;     ///< data.jsonl of features, or a data.txt of videos
+  std::string data_path;     ///< data.jsonl of features, or a data.txt of videos; of LTX-2 a folder
   std::string data_folder;   ///< where paths in data.jsonl begin
   std::string pipeline;      ///< folder of diffusers, whose part some key names
   std::string weights;       ///< predictor.from_pretrained
   int64_t rows = 0, columns = 0, frames = 0, text_length = 512;  ///< sizes of a video; tokens of a caption
   double frames_per_second = 0;
   double shift = 3;
+  bool is_ltx2 = false;     ///< LTX-2's trainer has written its data; the noise is its
+  bool has_sounds = false;  ///< then: the sounds are trained, too
+  std::string videos = "latents", texts = "conditions", sounds = "audio_latents";  ///< then: folders in data_path
+  int64_t most_samples = 0;                                                        ///< then; 0: all
+  double logit_std = 1;                                                            ///< then
   bool is_hunyuan = false;       ///< the noise is that of HunyuanVideo 1.5: `shift` is for samples alone, no weights
   double training_shift = 3;     ///< then in its place
   bool draws_uniformly = false;  ///< then: snr is "uniform"

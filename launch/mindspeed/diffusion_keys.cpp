@@ -116,6 +116,7 @@ const MindSpeedKey kPredictor[] = {
     {"mm_double_blocks_depth", take_size},  // HunyuanVideo 1.5
     {"out_channels", take_size},
     {"text_states_dim", take_size},
+    {"text_states_dim_2"},  // null
     {"vision_states_dim", take_size},
     {"mm_single_blocks_depth", nullptr, "0", kOwn},
     {"guidance_embed", nullptr, "false", kOwn},

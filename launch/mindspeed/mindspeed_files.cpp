@@ -260,11 +260,12 @@ void read_features(const Section& section, MindSpeedRun& run, Arguments& argumen
   Mistakes& mistakes = has_own_data(arguments) ? unheeded : found;
   MindSpeedDiffusion& diffusion = *run.diffusion;
   diffusion.place = section.file + ": " + (section.is_file ? "" : "data.") + "dataset_param";
-  SectionReader(section.file, mindspeed_feature_sections(), section.is_file ? "data." : "", run, arguments, mistakes,
-                log)
+  const auto sections = diffusion.is_ltx2 ? mindspeed_ltx2_data_sections() : mindspeed_feature_sections();
+  SectionReader(section.file, sections, section.is_file ? "data." : "", run, arguments, mistakes, log)
       .read("data", section.node);
-  mistakes.require(!diffusion.data_path.empty(),
-                   diffusion.place + ".basic_parameters.data_path is missing; name data.jsonl, or a data.txt.");
+  const char* missing = diffusion.is_ltx2 ? "dataset_dir is missing; name the folder .precomputed."
+                                          : "data_path is missing; name data.jsonl, or a data.txt.";
+  mistakes.require(!diffusion.data_path.empty(), diffusion.place + ".basic_parameters." + missing);
 }
 
 }  // namespace
@@ -298,8 +299,12 @@ std::optional<MindSpeedRun> read_mindspeed(const std::optional<std::string>& con
   if (arguments.mm_tool) run.unused.emplace_back("--mm-tool");
   if (model.node.IsDefined()) {
     mistakes.attempt_or_throw([&] { check_model_id(model); });  // all other keys concern that model
-    if (model.node["predictor"].IsDefined()) run.diffusion.emplace();
-    const auto sections = run.diffusion ? mindspeed_diffusion_sections() : mindspeed_model_sections();
+    const YAML::Node id = model.node["model_id"];
+    const bool is_ltx2 = id.IsDefined() && id.IsScalar() && id.Scalar() == "ltx2";
+    if (model.node["predictor"].IsDefined() || is_ltx2) run.diffusion.emplace().is_ltx2 = is_ltx2;
+    const auto sections = is_ltx2         ? mindspeed_ltx2_sections()
+                          : run.diffusion ? mindspeed_diffusion_sections()
+                                          : mindspeed_model_sections();
     SectionReader(model.file, sections, model.is_file ? "model." : "", run, arguments, mistakes, log)
         .read("model", model.node);
   }

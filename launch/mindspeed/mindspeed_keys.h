@@ -33,6 +33,8 @@ std::span<const MindSpeedSection> mindspeed_data_sections();       ///< below da
 std::span<const MindSpeedSection> mindspeed_model_sections();      ///< below model
 std::span<const MindSpeedSection> mindspeed_diffusion_sections();  ///< below model, of one with a predictor
 std::span<const MindSpeedSection> mindspeed_feature_sections();    ///< below data, beside such a model
+std::span<const MindSpeedSection> mindspeed_ltx2_sections();       ///< below model, of LTX-2
+std::span<const MindSpeedSection> mindspeed_ltx2_data_sections();  ///< below data, beside it
 std::span<const MindSpeedSection> mindspeed_training_sections();   ///< training and features of the native route
 std::span<const MindSpeedKey> mindspeed_loss_keys();               ///< of loss_cfg, in model or features
 

@@ -185,6 +185,7 @@ const MindSpeedModel kModels[] = {
     {"mistral3", "mistral3", {"model.vision_tower"}, {"model.multi_modal_projector"}, false},
     {"wandit", "WanTransformer3DModel", {}, {}, false},
     {"vace", "WanVACETransformer3DModel", {}, {}, false},
+    {"ltx2", "LTX2VideoTransformer3DModel", {}, {}, false},
     {"hunyuanvideo15dit", "HunyuanVideo15Transformer3DModel,HunyuanVideo_1_5_DiffusionTransformer", {}, {}, false},
 };
 

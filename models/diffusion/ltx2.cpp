@@ -61,6 +61,13 @@ at::Tensor ltx_turns(const at::Tensor& places, int64_t width, const Ltx2Config& 
   return at::complex(padded.cos(), padded.sin()).unflatten(-1, {config.sizes.num_heads, -1});
 }
 
+/// A layer that takes fp32, also where it is a unit of its own, whose dtype its caller does not see.
+class LatentProjection : public Linear {
+ public:
+  using Linear::Linear;
+  at::Tensor forward(const at::Tensor& x) { return Linear::forward(x.to(weight.scalar_type())); }
+};
+
 class LTX2VideoTransformer3DModel final : public LatentModel, public SelfInitializing {
  public:
   explicit LTX2VideoTransformer3DModel(const Ltx2Config& config);
@@ -75,7 +82,8 @@ class LTX2VideoTransformer3DModel final : public LatentModel, public SelfInitial
  private:
   /// One stream's modules.
   struct Ends {
-    std::shared_ptr<Hooked<Linear>> proj_in, proj_out;
+    std::shared_ptr<Hooked<LatentProjection>> proj_in;
+    std::shared_ptr<Hooked<Linear>> proj_out;
     std::shared_ptr<Hooked<LatentMlp>> caption;
     std::shared_ptr<Hooked<Ltx2TimeEmbedding>> time, cross, gate;
     at::Tensor table;  // [2, C]
@@ -121,7 +129,8 @@ LTX2VideoTransformer3DModel::Ends LTX2VideoTransformer3DModel::register_ends(con
     return register_module(name, std::make_shared<Hooked<Ltx2TimeEmbedding>>(width, count));
   };
   Ends ends;
-  ends.proj_in = register_module(prefix + "proj_in", std::make_shared<Hooked<Linear>>(xavier_linear(channels, width)));
+  ends.proj_in =
+      register_module(prefix + "proj_in", std::make_shared<Hooked<LatentProjection>>(xavier_linear(channels, width)));
   const LatentMlpSpec caption{.class_name = "PixArtAlphaTextProjection",
                               .in = config_.text_dim,
                               .inner = width,
@@ -212,7 +221,6 @@ at::Tensor LTX2VideoTransformer3DModel::output(const Ends& ends, const at::Tenso
 }
 
 VideoAndSound LTX2VideoTransformer3DModel::predict_both(const Batch& input) {
-  const auto dtype = video_.proj_in->weight.scalar_type();
   const auto sounds = input.find(kSounds);
   const auto& text = input.at(kTextFeatures);
   const auto text_mask = input.find(kTextMask);
@@ -222,8 +230,7 @@ VideoAndSound LTX2VideoTransformer3DModel::predict_both(const Batch& input) {
   at::Tensor embedding, sound_embedding;
   Ltx2Pass pass{.video = stream_of(video_, timesteps, text, text_mask, embedding), .sound = {}, .rows = rows_of(input)};
   set_video_turns(input, pass.video);
-  VideoAndSound hidden{.video = video_.proj_in->forward(with_conditions(input, config_.channels).to(dtype)),
-                       .sound = {}};
+  VideoAndSound hidden{.video = video_.proj_in->forward(with_conditions(input, config_.channels)), .sound = {}};
   if (sounds.defined()) {
     TORCH_CHECK(sounds.dim() == 3 && sounds.size(2) == config_.sound_channels, class_name(), " takes sounds [B, S, ",
                 config_.sound_channels, "], got ", sounds.sizes());
@@ -231,7 +238,7 @@ VideoAndSound LTX2VideoTransformer3DModel::predict_both(const Batch& input) {
     pass.sound = stream_of(sound_, sound_timesteps, own.defined() ? own : text,
                            own.defined() ? input.find(kSecondTextMask) : text_mask, sound_embedding);
     set_sound_turns(sounds, pass.sound);
-    hidden.sound = sound_.proj_in->forward(sounds.to(dtype));
+    hidden.sound = sound_.proj_in->forward(sounds);
   }
   for (const auto& block : blocks_) hidden = block->forward(hidden, pass);
   hidden.video = output(video_, hidden.video, embedding, pass.rows.clean);

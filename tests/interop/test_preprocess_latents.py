@@ -6,6 +6,8 @@ import torch
 
 from preprocess_input import InputError
 from preprocess_latents import parse_arguments, write_features
+from tiny_hunyuan import make_hunyuan
+from tiny_ltx2 import BINS, SOUND_CHANNELS, make_ltx2, write_precomputed
 from tiny_wan import CHANNELS, WIDTH, make_pipeline, write_video
 
 TEXT = 12
@@ -94,3 +96,58 @@ def test_mistakes_are_told(clips):
         file.write('{"text": "nothing to see"}\n')
     assert 'line 4: a record needs "video" or "image"' in told(clips / "pipeline", "--size", "32x48")
     assert not (clips / "none" / "data.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", ["HunyuanVideo15Pipeline", "HunyuanVideo15ImageToVideoPipeline"])
+def test_features_of_hunyuan_are_the_pipelines(clips, kind):
+    from PIL import Image
+
+    pipeline = make_hunyuan(clips / kind, kind)
+    text = 'a red ball "moves"'
+    (clips / "quoted.jsonl").write_text(json.dumps({"video": "wide", "text": text}))
+    preprocess(clips, clips / kind, "--input", clips / "quoted.jsonl", "--output", clips / f"out_{kind}", "--size",
+               "32x48", "--num-frames", 5)
+    found = torch.load(clips / f"out_{kind}" / "features" / "0000000.pt")
+    pipeline.tokenizer_max_length = TEXT
+    expected = pipeline.encode_prompt(text)
+    for ours, theirs in zip((*found["prompt_ids"], *found["prompt_mask"]), (*expected[::2], *expected[1::2])):
+        torch.testing.assert_close(ours.float(), theirs[0])
+    assert all(mask.any() for mask in found["prompt_mask"])
+    frames = [Image.open(clips / "wide" / f"{number:03}.png") for number in range(5)]
+    with torch.no_grad():
+        latents = pipeline.vae.encode(pipeline.video_processor.preprocess_video(frames, 32, 48)).latent_dist.mode()
+        torch.testing.assert_close(found["video"], latents[0] * pipeline.vae.config.scaling_factor)
+        if "Image" in kind:
+            image = pipeline.encode_image(frames[0], 1, "cpu", torch.float32)
+            torch.testing.assert_close(found["vision_states"], image[0], rtol=1e-4, atol=1e-4)  # pixels by way of fp32
+            condition = torch.cat(pipeline.prepare_cond_latents_and_mask(latents, frames[0], 1, 32, 48, torch.float32,
+                                                                         "cpu"), 1)
+            torch.testing.assert_close(found["cond_latents"], condition[0], rtol=1e-4, atol=1e-4)
+    assert ("vision_states" in found) == ("Image" in kind)
+
+
+def test_features_of_ltx2s_trainer(folder):
+    import preprocess_ltx2
+
+    both = make_ltx2(folder / "ltx2")
+    write_precomputed(folder / "trainer" / ".precomputed")
+    words = ["--model", folder / "ltx2", "--input", folder / "trainer", "--output", folder / "out_ltx2", "--sounds",
+             "audio_latents", "--max-samples", 3]
+    preprocess_ltx2.write_features(preprocess_ltx2.parse_arguments([str(word) for word in words]))
+    lines = (folder / "out_ltx2" / "data.jsonl").read_text().splitlines()
+    assert [json.loads(line)["shape"] for line in lines] == [[4, 2, 4, 6]] * 3
+    for number in range(3):
+        name = f"{number:03}.pt"
+        found = torch.load(folder / "out_ltx2" / "features" / f"{number:07}.pt")
+        video, text, sound = (torch.load(folder / "trainer" / ".precomputed" / each / name)
+                              for each in ("latents", "conditions", "audio_latents"))
+        latents = video["latents"]
+        torch.testing.assert_close(found["video"], latents if latents.dim() == 4 else
+                                   latents.reshape(2, 4, 6, 4).permute(3, 0, 1, 2))
+        torch.testing.assert_close(found["sound"], sound["latents"].permute(1, 0, 2).reshape(5, SOUND_CHANNELS * BINS))
+        assert found["frame_rate"] == 25
+        mask = (text["prompt_attention_mask"].long() - 1)[None, None, None] * torch.finfo(torch.float32).max
+        with torch.no_grad():
+            expected = both.audio_connector(text["prompt_embeds"][None], mask)[0][0]
+        torch.testing.assert_close(found["prompt_ids"][1], expected)
+        assert found["prompt_mask"][0].all()  # registers take the places of padding

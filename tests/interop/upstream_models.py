@@ -13,6 +13,7 @@ from conversations import write_conversation_set
 from latents import write_latents
 from tiny_audio import make_asr, make_omni, publish
 from tiny_hunyuan import SIZES as HUNYUAN_SIZES, make_hunyuan
+from tiny_ltx2 import make_ltx2, write_precomputed
 from tiny_vision import CLASSES, make_mistral3, make_processors, make_vision_model, write_conversations, asked, said
 from tiny_wan import SIZES, WIDTH, make_pipeline, write_video
 
@@ -39,7 +40,7 @@ VISION_FAMILIES |= {"mistral3": make_mistral3, "qwen3_omni_moe": functools.parti
 
 # Models of latents: channels of the latents, and of what the model takes.
 DIFFUSION_FAMILIES = {"wan_16": (16, 16), "wan_36": (16, 36), "wan_48": (48, 48), "vace": (16, 16),
-                      "hunyuan_t2v": (4, 9), "hunyuan_i2v": (4, 9)}
+                      "hunyuan_t2v": (4, 9), "hunyuan_i2v": (4, 9), "ltx2": (4, 4)}
 
 
 class Workshop:
@@ -79,6 +80,9 @@ class Workshop:
         import diffusers
 
         folder, (channels, taken) = self.folder / "pipelines" / family, DIFFUSION_FAMILIES[family]
+        if family == "ltx2":
+            make_ltx2(folder)
+            return folder
         if family.startswith("hunyuan"):
             make_hunyuan(folder, f"HunyuanVideo15{'ImageToVideo' if family.endswith('i2v') else ''}Pipeline")
             diffusers.HunyuanVideo15Transformer3DModel(**HUNYUAN_SIZES).save_pretrained(folder / "transformer")
@@ -95,6 +99,10 @@ class Workshop:
                 model = diffusers.WanTransformer3DModel(**SIZES, in_channels=taken, out_channels=channels)
             model.save_pretrained(folder / name)
         return folder
+
+    def precomputed(self, folder):
+        """Features in the form of LTX-2's trainer."""
+        return write_precomputed(folder)
 
     def latents(self, family, folder):
         """Features in the form of MindSpeed-MM's."""

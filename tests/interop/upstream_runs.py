@@ -53,7 +53,7 @@ def run_entry(entry, folder, workshop=None):
             "megatron": megatron_flags, "titan": titan_flags}[entry["kind"]]
     words = kind(copy.deepcopy(entry), folder, workshop)
     done = run(words)
-    command = re.search(r"run `(.*launch/preprocess/preprocess_(?:data|latents)\.py [^`]*)`", done.stderr)
+    command = re.search(r"run `(.*launch/preprocess/preprocess_(?:data|latents|ltx2)\.py [^`]*)`", done.stderr)
     if done.returncode == megashard.USAGE and command:  # what the message says a user must do first
         prepare(command[1])
         done = run(words)
@@ -127,6 +127,9 @@ def scaled_data(data, family, folder, workshop):
 def scaled_videos(data, family, folder, workshop):
     """A data section of a diffusion model: a few small videos, or features."""
     parameters = data["dataset_param"]
+    if family == "ltx2":
+        parameters["basic_parameters"]["dataset_dir"] = str(workshop.precomputed(folder / "precomputed"))
+        return data
     basic, tokenizers = parameters["basic_parameters"], parameters["tokenizer_config"]
     for tokenizer in tokenizers if isinstance(tokenizers, list) else [tokenizers]:
         tokenizer |= {"from_pretrained": str(workshop.pipeline(family) / "tokenizer")}
@@ -145,6 +148,11 @@ def scaled_videos(data, family, folder, workshop):
 def scaled_predictor(model, family, workshop):
     """A model section of a diffusion model."""
     config = json.loads((workshop.model(family) / "config.json").read_text())
+    if family == "ltx2":
+        model |= {key: str(workshop.pipeline(family) / "ltx-2.safetensors")
+                  for key in ("model_name_or_path", "checkpoint_path")}
+        model["transformer"] |= {key: config[key] for key in model["transformer"] if key in config}
+        return model
     if family.startswith("hunyuan"):
         sizes = {"mm_double_blocks_depth": "num_layers", "num_heads": "num_attention_heads",
                  "out_channels": "out_channels", "text_states_dim": "text_embed_dim",

@@ -38,11 +38,9 @@ model families are refused; the second table says why.
 
 
 # What is missing for the families that are not here, by MindSpeed-MM's names of models or a part of the file's name.
-DRAWS = "draws videos by a diffusion model that is not here"
 SPEAKS, HEARS = "speaks; there are no decoders of sound", "hears; there are no towers for sound"
 SEES = "its tower for pictures is not here"
-OTHERS = {"ltx2": DRAWS,
-          "bagel": "draws pictures by a diffusion model that is not here",
+OTHERS = {"bagel": "draws pictures by a diffusion model that is not here",
           "cosyvoice3_lm": SPEAKS, "moss_tts_delay": SPEAKS, "qwen3_tts": SPEAKS, "funasr": HEARS, "mimo_v25": HEARS,
           "glm4v_moe": SEES, "internvl": SEES, "kimi_k25": SEES, "kimi_k3": SEES, "step3_vl": SEES}
 

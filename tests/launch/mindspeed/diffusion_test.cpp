@@ -94,6 +94,34 @@ TEST_F(MindSpeedDiffusionFiles, NoiseIsThatOfHunyuanVideo) {
   EXPECT_THAT(refusal(data, model("mode")), HasSubstr("timesteps are uniform or logit-normal; write lognorm"));
 }
 
+constexpr const char* kLtx2 = R"("model_id": "ltx2", "model_name_or_path": "ltx/ltx-2-19b-dev.safetensors",
+  "transformer": {"num_layers": 2}, "text_encoder_path": "gemma")";
+
+std::string precomputed(const std::string& folder, const std::string& more) {
+  return R"("dataset_param": {"dataset_type": "ltx2_precomputed", "basic_parameters": {"dataset_dir": ")" + folder +
+         R"("}, "ltx2_dataset_custom": {"with_audio": true, "fps": 24.0, )" + more +
+         R"("timestep_sampling_params": {"std": 0.5, "max_tokens": 4096}}})";
+}
+
+TEST_F(MindSpeedDiffusionFiles, Ltx2TakesItsTrainersFeatures) {
+  const auto folder = folder_.path() + "/features";
+  fs::create_directories(folder);
+  EXPECT_THAT(refusal(precomputed(folder, ""), kLtx2),
+              HasSubstr("run `python launch/preprocess/preprocess_ltx2.py --model ltx --input " + folder +
+                        " --output " + folder +
+                        "_features --latents latents --conditions conditions --sounds audio_latents --fps "
+                        "24.0`"));
+  write("features_features/data.jsonl", "{}");
+  const Arguments arguments = applied(precomputed(folder, ""), kLtx2).arguments;
+  EXPECT_EQ(arguments.hf_model, "ltx");
+  EXPECT_THAT(arguments.data_path, ElementsAre(folder + "_features"));
+  EXPECT_EQ(arguments.objective_options.at("--timestep-sampling"), 1) << "logit-normal";
+  EXPECT_EQ(arguments.objective_options.at("--timestep-logit-std"), 0.5);
+  EXPECT_EQ(arguments.objective_options.at("--timestep-shift-by"), 2) << "ltx2-length";
+  EXPECT_THAT(refusal(precomputed(folder, R"("first_frame_conditioning_p": 0.5, )"), kLtx2),
+              HasSubstr("first_frame_conditioning_p is 0.5, but first frames without noise are a matter of the data"));
+}
+
 TEST_F(MindSpeedDiffusionFiles, FlagsComeBefore) {
   const auto line = applied(features("/nothing/data.jsonl", ""), kHigh,
                             {"--timestep-min", "10", "--hf-model", "mine", "--data-path", "other"});
@@ -135,7 +163,8 @@ TEST_F(MindSpeedDiffusionFiles, MistakesAreToldByPlace) {
 }
 
 TEST(MindSpeedNames, AreThoseOfDiffusers) {
-  EXPECT_THAT(diffusers_paths({"predictor.double_blocks.{*}"}), ElementsAre("transformer_blocks.{*}"));
+  EXPECT_THAT(diffusers_paths({"predictor.double_blocks.{*}", "transformer.patchify_proj"}),
+              ElementsAre("transformer_blocks.{*}", "proj_in"));
   EXPECT_THAT(diffusers_paths({"predictor.blocks.{*}", "predictor.wan_dit.head", "predictor.vace_dit.vace_blocks.{*}",
                                "ae", "text_encoder.encoder", "predictor.head"}),
               ElementsAre("blocks.{*}", "proj_out", "vace_blocks.{*}", "proj_out"));
