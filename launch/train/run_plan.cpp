@@ -70,6 +70,10 @@ void take_length_of_latents(Arguments& arguments) {
   std::array<int64_t, 3> sizes{1, 2, 2};  // Flux's and Qwen-Image's, whose files do not say it
   if (config && config->contains("patch_size") && config->at("patch_size").is_array())
     sizes = config->at("patch_size").get<std::array<int64_t, 3>>();
+  if (config && config->contains("patch_size_t")) {  // HunyuanVideo and LTX-2 have two numbers
+    const auto side = config->value("patch_size", int64_t{1});
+    sizes = {config->value("patch_size_t", int64_t{1}), side, side};
+  }
   int64_t most = 0;
   for (const auto* words : {&arguments.data_path, &arguments.train_data_path, &arguments.valid_data_path}) {
     for (const auto& prefix : parse_blend(*words).prefixes) {
