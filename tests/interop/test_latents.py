@@ -4,9 +4,11 @@ import sys
 
 import pytest
 import torch
-from diffusers import WanTransformer3DModel
+from diffusers import HunyuanVideo15Transformer3DModel, LTX2VideoTransformer3DModel, WanTransformer3DModel
 
 import megashard
+import tiny_hunyuan as hunyuan
+import tiny_ltx2 as ltx2
 from latents import sample_order, write_latents
 
 STEPS, BATCH, TEXT, WIDTH, LR = 10, 4, 7, 12, 2e-3
@@ -68,6 +70,77 @@ def test_a_training_is_that_of_diffusers(folder, data, expected, ranks, more):
         assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert " flow matching loss: " in out and " mse: " in out
     assert "11 samples, 162 latents; asked for: 40 samples" in out
+
+
+def further_samples(family):
+    """Samples of models with more columns than Wan's, and what diffusers takes of one."""
+    draw = torch.Generator().manual_seed(4)
+    numbers = lambda *sizes: torch.randn(*sizes, generator=draw)
+    for number in range(BATCH * 2):
+        sample = {"video": numbers(4, 2, 4, 6), "noise": numbers(4, 2, 4, 6),
+                  "timestep": 1000 * torch.rand(1, generator=draw)}
+        mask = torch.arange(TEXT) < TEXT - number % 3
+        if family == "ltx2":
+            sample |= {"sound": numbers(5, ltx2.SOUND_CHANNELS * ltx2.BINS), "frame_rate": torch.tensor(25.0),
+                       "sound_noise": numbers(5, ltx2.SOUND_CHANNELS * ltx2.BINS),
+                       "prompt_ids": [numbers(TEXT, ltx2.TEXT), numbers(TEXT, ltx2.TEXT)], "prompt_mask": [mask, mask]}
+        else:
+            sample |= {"prompt_ids": [numbers(TEXT, hunyuan.TEXT), numbers(1, 3, hunyuan.LETTERS)],
+                       "prompt_mask": [mask[None], (torch.arange(3) < number % 4)[None]],  # as MindSpeed-MM's
+                       "cond_latents": numbers(5, 2, 4, 6), "vision_states": numbers(4, hunyuan.PICTURE)}
+        yield sample
+
+
+def further_loss(family, model, sample):
+    sigma, video = sample["timestep"] / 1000, sample["video"]
+    noisy, target = (1 - sigma) * video + sigma * sample["noise"], sample["noise"] - video
+    text, other = (each.reshape(1, -1, each.shape[-1]) for each in sample["prompt_ids"])
+    mask, other_mask = (each.reshape(1, -1) for each in sample["prompt_mask"])
+    if family == "hunyuan":
+        found = model(torch.cat([noisy, sample["cond_latents"]])[None], sample["timestep"], text, mask,
+                      encoder_hidden_states_2=other, encoder_attention_mask_2=other_mask,
+                      image_embeds=sample["vision_states"][None]).sample[0]
+        return (found - target).square().mean(), None
+    sound = (1 - sigma) * sample["sound"] + sigma * sample["sound_noise"]
+    found = model(noisy.flatten(1).T[None], sound[None], text, other, sample["timestep"],
+                  encoder_attention_mask=mask, audio_encoder_attention_mask=other_mask, num_frames=2, height=4,
+                  width=6, fps=25.0, audio_num_frames=5)
+    sound_loss = (found.audio_sample[0] - (sample["sound_noise"] - sample["sound"])).square().mean()
+    return (found.sample[0].T - target.flatten(1)).square().mean(), sound_loss
+
+
+@pytest.mark.parametrize("family", ["hunyuan", "ltx2"])
+@pytest.mark.parametrize("ranks,more", [(1, ""), (2, "--context-parallel-size 2")])
+def test_a_training_of_more_columns_is_that_of_diffusers(folder, family, ranks, more):
+    samples = list(further_samples(family))
+    kind, sizes = {"hunyuan": (HunyuanVideo15Transformer3DModel, hunyuan.SIZES),
+                   "ltx2": (LTX2VideoTransformer3DModel, ltx2.SIZES)}[family]
+    files = folder / f"{family}_{ranks}"
+    torch.manual_seed(1)
+    kind(**sizes).save_pretrained(files / "model")
+    data = write_latents(files / "latents", samples)
+    steps, out = megashard.pretrain(files, "--hf-model", files / "model", "--data-path", data, *more.split(),
+                                    ranks=ranks, config="sub_modules_to_wrap: ['transformer_blocks.{*}']\n", defaults=(
+                                        f"{megashard.RUN} --objective flow-matching --train-iters 4 --lr {LR} "
+                                        f"--min-lr {LR} --weight-decay 0.01 --clip-grad 1 --adam-beta2 0.999 "
+                                        f"--micro-batch-size 2 --global-batch-size {BATCH} --optimizer adam "
+                                        "--split 100,0,0"))
+    model = kind.from_pretrained(files / "model")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
+    order = sample_order(samples, 4 * BATCH, BATCH)
+    for number, step in enumerate(steps):
+        optimizer.zero_grad()
+        losses = [further_loss(family, model, sample) for sample in order[number * BATCH:(number + 1) * BATCH]]
+        video = sum(loss for loss, _ in losses) / BATCH
+        sound = sum(loss for _, loss in losses) / BATCH if family == "ltx2" else 0
+        (video + sound).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        assert step["loss"] == pytest.approx(video.item(), rel=2e-5)
+        assert step["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+        if family == "ltx2":
+            assert step["sound_loss"] == pytest.approx(sound.item(), rel=2e-5)
+    assert len(steps) == 4
 
 
 def inferred(folder, data, *flags, ranks=1):
