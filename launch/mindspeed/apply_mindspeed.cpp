@@ -257,6 +257,22 @@ void check_sizes(const MindSpeedRun& run, const nlohmann::ordered_json& config, 
   }
 }
 
+/// What config.json says of pictures holds, and the data section must say the same.
+void check_settings(const MindSpeedRun& run, const nlohmann::ordered_json& config, Mistakes& mistakes) {
+  for (const auto& [key, setting] : run.settings) {
+    const auto& [words, place] = setting;
+    const auto& vision = config.contains("vision_config") ? config.at("vision_config") : config;
+    const auto& part = key == "patch_size" || key == "image_size" ? vision : config;
+    const auto theirs = part.contains(key) ? part.at(key).dump() : "";
+    const auto ours = nlohmann::ordered_json::parse(words, nullptr, /*allow_exceptions=*/false);
+    mistakes.require(part.contains(key) && part.at(key) == ours,
+                     place + " is " + words + ", but config.json of the model " +
+                         (theirs.empty() ? "does not have " + key +
+                                               "; prepare the pictures by it (docs/data.md) and give --data-path."
+                                         : "says " + theirs + "; correct one of them."));
+  }
+}
+
 void check_balance(const MindSpeedRun& run, const nlohmann::ordered_json& config, Mistakes& mistakes) {
   if (!run.router_aux_loss_coef) return;
   const auto& text = config.contains("text_config") ? config.at("text_config") : config;
@@ -281,6 +297,10 @@ void apply_mindspeed(MindSpeedRun& run, Arguments& arguments, int64_t world_size
   } else {
     apply_data(run, arguments, parts, sink, mistakes);
   }
+  mistakes.require(
+      run.loss_by_sample.empty() || !parts.training || (arguments.micro_batch_size == 1 && !arguments.neat_packing),
+      run.loss_by_sample + " is per_sample_loss, the mean of each sample's mean, which is computed for "
+                           "micro batches of one sample; give --micro-batch-size 1 without packing.");
   if (run.is_native && parts.training) {
     mistakes.attempt([&] { apply_length(run, arguments, world_size, parts, samples_of_epoch, sink); });
     // MindSpeed-MM's optimizer decays every parameter.
@@ -326,6 +346,7 @@ void check_mindspeed_model(const MindSpeedRun& run, const Arguments& arguments) 
                              "/config.json is of " + key + " " + type + "; correct one of them.");
   if (!run.is_from_hf) check_sizes(run, config, mistakes);
   check_balance(run, config, mistakes);
+  if (!has_own_data(arguments)) check_settings(run, config, mistakes);
   mistakes.throw_if_any();
 }
 

@@ -32,8 +32,9 @@ void take_text(const V& value, R& run, A&) {
   prepared(run).*field = value.text();
 }
 
-constexpr char kMessages[] = "messages", kImages[] = "images", kAudios[] = "audios", kSystem[] = "system", kRole[] = "role",
-               kContent[] = "content", kUser[] = "user", kAssistant[] = "assistant", kSystemRole[] = "system_role";
+constexpr char kMessages[] = "messages", kImages[] = "images", kAudios[] = "audios", kSystem[] = "system",
+               kRole[] = "role", kContent[] = "content", kUser[] = "user", kAssistant[] = "assistant",
+               kSystemRole[] = "system_role";
 
 template <const char* column>
 void take_column(const V& value, R& run, A&) {
@@ -43,10 +44,48 @@ void take_column(const V& value, R& run, A&) {
 void take_template(const V& value, R& run, A&) {
   const auto name = prepared(run).turn_template = value.text();
   if (std::ranges::count(turn_templates(), name) == 0)
-    value.fail("is " + name +
-               "; conversations are prepared by the templates " + c10::Join(", ", turn_templates()) +
+    value.fail("is " + name + "; conversations are prepared by the templates " + c10::Join(", ", turn_templates()) +
                " here. For another one prepare them by the model's chat template (docs/data.md) and give --data-path");
 }
+
+/// InternVL's own form of records, in which <image> stands for the pictures of the key image.
+void take_tile_template(const V& value, R& run, A& arguments) {
+  take_template(value, run, arguments);
+  if (value.text() != "internvl2_5") value.fail("is " + value.text() + "; write internvl2_5");
+  prepared(run).columns[kImages] = "image";
+  prepared(run).has_tiles = true;
+}
+
+/// A setting that config.json has under `key`.
+template <const char* key>
+void take_setting(const V& value, R& run, A&) {
+  run.settings[key] = {value.text(), yaml_place(value.source, value.node) + value.key};
+}
+
+/// The steps from a tile to pixels: those that all InternVL models have.
+void take_pipeline(const V& value, R&, A&) {
+  const YAML::Node steps = value.node.IsMap() ? value.node["image"] : YAML::Node(YAML::NodeType::Undefined);
+  if (!steps.IsDefined() || !steps.IsSequence()) value.expected("the list image of steps");
+  for (const auto& step : steps) {
+    const auto name = step["trans_type"].as<std::string>("");
+    const YAML::Node param = step["param"];
+    const auto has = [&](const char* key, const std::vector<double>& wanted) {
+      return param.IsDefined() && param[key].as<std::vector<double>>(std::vector<double>()) == wanted;
+    };
+    const bool is_known =
+        name == "Pad2Square" || name == "ToTensor" ||
+        (name == "Resize" && param["interpolation"].as<std::string>("") == "BICUBIC") ||
+        (name == "norm_fun" && has("mean", {0.485, 0.456, 0.406}) && has("std", {0.229, 0.224, 0.225}));
+    if (!is_known)
+      value.fail(
+          "has the step " + (name.empty() ? "without trans_type" : name) +
+          "; tiles are resized by BICUBIC and normed by ImageNet's mean and std here (Resize, ToTensor, norm_fun)");
+  }
+}
+
+constexpr char kPatch[] = "patch_size", kSide[] = "image_size", kRatio[] = "downsample_ratio",
+               kDynamic[] = "dynamic_image_size", kThumbnail[] = "use_thumbnail", kLeast[] = "min_dynamic_patch",
+               kMost[] = "max_dynamic_patch";
 
 void take_shuffle(const V& value, R&, A& arguments) {
   if (!arguments.is_given("shuffle_conversations")) arguments.shuffle_conversations = value.boolean();
@@ -65,7 +104,30 @@ constexpr const char* kWhole = "a set is prepared as a whole, before the run";
 const MindSpeedKey kData[] = {{"val_dataset_param"}};  // read with val_interval alone, which is refused
 
 const MindSpeedKey kDataset[] = {
-    {"dataset_type", nullptr, "huggingface,qwen3_asr", "only conversations (huggingface, qwen3_asr) are read"},
+    {"dataset_type", nullptr, "huggingface,multimodal,qwen3_asr",
+     "only conversations (huggingface, multimodal, qwen3_asr) are read"},
+    // Of the type multimodal, InternVL's.
+    {"template_name", take_tile_template},
+    {"use_text_processer"},
+    {"patch_size", take_setting<kPatch>},
+    {"image_size", take_setting<kSide>},
+    {"down_sample_ratio", take_setting<kRatio>},
+    {"dynamic_image_size", take_setting<kDynamic>},
+    {"use_thumbnail", take_setting<kThumbnail>},
+    {"min_dynamic_patch", take_setting<kLeast>},
+    {"max_dynamic_patch", take_setting<kMost>},
+    {"group_by_length"},  // leaves padding out, which is never learnt
+    {"min_num_frame"},    // of videos, which preparation refuses
+    {"max_num_frame"},
+    {"sampling_method"},
+};
+
+const MindSpeedKey kTokenizer[] = {
+    {"from_pretrained", take_text<&Preparation::model>},
+    {"add_eos_token", nullptr, "false", "the template ends the turns"},
+    {"hub_backend"},
+    {"autotokenizer_name"},
+    {"use_fast"},
 };
 
 const MindSpeedKey kAttributes[] = {
@@ -98,6 +160,8 @@ const MindSpeedKey kPreprocessing[] = {
     {"model_name_or_path", take_text<&Preparation::model>},
     {"image_max_pixels", take_integer<&Preparation::image_max_pixels>},
     {"image_min_pixels", take_integer<&Preparation::image_min_pixels>},
+    {"train_pipeline", take_pipeline},
+    {"image_reader_type"},
     {"split_special_tokens", nullptr, "false", "special tokens in the text stay whole"},
     {"image_do_pan_and_scan", nullptr, "false", "no model here has it"},
     {"crop_to_patches", nullptr, "false", "no model here has it"},
@@ -118,6 +182,9 @@ const MindSpeedKey kBasic[] = {
     {"template", take_template},
     {"dataset", [](const V& value, R& run, A&) { prepared(run).inputs = files_in(value); }},
     {"dataset_dir", take_text<&Preparation::image_folder>},
+    {"data_path", [](const V& value, R& run, A&) { prepared(run).inputs = files_in(value); }},  // multimodal
+    {"data_folder", take_text<&Preparation::image_folder>},
+    {"repeat_time", nullptr, "1, 1.0", "samples are drawn once an epoch"},
     {"cache_dir", take_text<&Preparation::cache_folder>},
     {"cutoff_len",
      [](const V& value, R& run, A&) {
@@ -176,6 +243,7 @@ const MindSpeedKey kCollation[] = {
     {"model_name"},
     {"collator_id"},
     {"pad_to_multiple_of"},
+    {"pad_id"},
 };
 
 const MindSpeedSection kSections[] = {
@@ -183,6 +251,7 @@ const MindSpeedSection kSections[] = {
     {"data.dataset_param", kDataset},
     {"data.dataset_param.attr", kAttributes},
     {"data.dataset_param.preprocess_parameters", kPreprocessing},
+    {"data.dataset_param.tokenizer_config", kTokenizer},
     {"data.dataset_param.basic_parameters", kBasic},
     {"data.dataloader_param", kLoader},
     {"data.dataloader_param.collate_param", kCollation},
@@ -192,8 +261,9 @@ const MindSpeedSection kSections[] = {
 }  // namespace mindspeed_data
 
 const std::vector<std::string>& turn_templates() {
-  static const std::vector<std::string> names{"qwen2vl",    "qwen3_vl_nothink",   "mistral",
-                                              "qwen3_omni", "qwen3_omni_nothink", "qwen3_asr"};
+  static const std::vector<std::string> names{
+      "qwen2vl",  "qwen3_vl_nothink", "mistral",    "glm4v_moe",          "kimi_k25",
+      "step3_vl", "internvl2_5",      "qwen3_omni", "qwen3_omni_nothink", "qwen3_asr"};
   return names;
 }
 

@@ -245,13 +245,16 @@ void read_data(const Section& section, MindSpeedRun& run, Arguments& arguments, 
   if (run.is_native) run.data->cutoff_length = 1024;
   SectionReader(section.file, mindspeed_data_sections(), section.is_file ? "data." : "", run, arguments, mistakes, log)
       .read("data", section.node);
-  mistakes.require(!run.data->inputs.empty(), run.data->place + ".basic_parameters.dataset is missing; name the file.");
-  mistakes.require(!run.data->model.empty(), run.data->place + ".preprocess_parameters.model_name_or_path is missing; "
-                                                               "name the model's folder.");
-  mistakes.require(
-      !run.data->turn_template.empty(),
-      run.data->place + ".basic_parameters.template is missing; give one of " +
-          c10::Join(", ", turn_templates()) + ".");
+  const auto& data = *run.data;
+  const bool tiles = data.has_tiles;
+  mistakes.require(!data.inputs.empty(), data.place + ".basic_parameters." + (tiles ? "data_path" : "dataset") +
+                                             " is missing; name the file.");
+  mistakes.require(!data.model.empty(),
+                   data.place +
+                       (tiles ? ".tokenizer_config.from_pretrained" : ".preprocess_parameters.model_name_or_path") +
+                       " is missing; name the model's folder.");
+  mistakes.require(!data.turn_template.empty(), data.place + ".basic_parameters.template is missing; give one of " +
+                                                    c10::Join(", ", turn_templates()) + ".");
 }
 
 /// The data section beside a diffusion model.

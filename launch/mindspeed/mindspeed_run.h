@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "framework/arguments/argument_validation.h"
@@ -34,7 +35,10 @@ struct MindSpeedRun {
   bool loads_hf = false;                        ///< and it holds Hugging Face weights
   std::string load_format = "auto", save_format = "auto";
   std::map<std::string, int64_t> sizes{};  ///< "text_decoder.num_layers": sizes of a network that the section describes
+  /// Settings of pictures that config.json must have, too: "downsample_ratio": "0.5", and their places in the file.
+  std::map<std::string, std::pair<std::string, std::string>> settings{};
   std::optional<double> router_aux_loss_coef;
+  std::string loss_by_sample{};  ///< place of a loss_type per_sample_loss
   std::optional<bool> freezes_encoder, freezes_projector, freezes_audio, freezes_decoder;
   std::vector<std::string> recompute_modules, offload_modules;  ///< patterns
   bool recompute_reentrant = true;

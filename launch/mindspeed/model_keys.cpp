@@ -58,14 +58,17 @@ void take_offload(const V& value, R& run, A&) {
   if (value.boolean()) run.offload_modules.emplace_back("model.language_model.layers.{*}");
 }
 
-void take_loss(const V& value, R&, A& arguments) {
+void take_loss(const V& value, R& run, A& arguments) {
   const auto type = value.text();
+  run.loss_by_sample = type == "per_sample_loss" ? yaml_place(value.source, value.node) + value.key : "";
+  if (!run.loss_by_sample.empty()) return;
   if (type == "per_token_loss") {
     if (!arguments.is_given("calculate_per_token_loss")) arguments.calculate_per_token_loss = true;
   } else if (type != "default" && type != "raw") {
-    value.fail("is " + type +
-               "; the loss is the mean of a microbatch's tokens (default) or of all of a step's "
-               "(per_token_loss)");
+    value.fail(
+        "is " + type +
+        "; the loss is the mean of a microbatch's tokens (default), of a sample's (per_sample_loss) or of all of "
+        "a step's (per_token_loss)");
   }
 }
 
@@ -96,6 +99,10 @@ const MindSpeedKey kModel[] = {
     {"image_token_index"},
     {"vision_start_token_id"},
     {"patch"},
+    {"recompute"},  // of features, and affect memory only
+    {"recompute_plan"},
+    {"enable_chunk_loss"},
+    {"chunkloss_plan"},
 };
 
 const MindSpeedKey kEncoder[] = {
@@ -183,6 +190,10 @@ const MindSpeedModel kModels[] = {
      {"model.audio_tower"}},
     {"qwen3_asr", "qwen3_asr", {}, {}, false, {"model.audio_tower"}},
     {"mistral3", "mistral3", {"model.vision_tower"}, {"model.multi_modal_projector"}, false},
+    {"internvl", "internvl_chat, internvl", {"model.vision_tower"}, {"model.multi_modal_projector"}, false},
+    {"glm4v_moe", "glm4v_moe", {"model.visual.patch_embed", "model.visual.blocks"}, {"model.visual.merger"}, true},
+    {"step3_vl", "step_robotics", {"model.vision_model"}, {"model.vit_large_projector"}, false},
+    {"kimi_k25", "kimi_k25", {"model.vision_tower"}, {"model.mm_projector"}, false},
     {"wandit", "WanTransformer3DModel", {}, {}, false},
     {"vace", "WanVACETransformer3DModel", {}, {}, false},
     {"ltx2", "LTX2VideoTransformer3DModel", {}, {}, false},

@@ -80,9 +80,11 @@ std::vector<std::pair<std::string, std::string>> Preparation::flags() const {
   std::vector<std::string> words;
   for (const auto& [key, name] : columns) words.push_back(key + "=" + name);
   std::vector<std::pair<std::string, std::string>> all = {{"--template", turn_template},
-                                                          {"--columns", c10::Join(" ", words)},
-                                                          {"--image-max-pixels", std::to_string(image_max_pixels)},
-                                                          {"--image-min-pixels", std::to_string(image_min_pixels)}};
+                                                          {"--columns", c10::Join(" ", words)}};
+  if (!has_tiles) {
+    all.emplace_back("--image-max-pixels", std::to_string(image_max_pixels));
+    all.emplace_back("--image-min-pixels", std::to_string(image_min_pixels));
+  }
   const auto add = [&all](const char* flag, const std::optional<int64_t>& number) {
     if (number) all.emplace_back(flag, std::to_string(*number));
   };

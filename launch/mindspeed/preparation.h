@@ -19,12 +19,18 @@ struct Preparation {
   std::string cache_folder;  ///< folder of the prepared set; empty: that of the first input
   std::string turn_template;
   /// Names of a record's parts; empty: absent.
-  std::map<std::string, std::string> columns = {
-      {"messages", "conversations"}, {"images", ""},     {"audios", ""},   {"system", ""},
-      {"role", "from"},              {"content", "value"}, {"user", "human"}, {"assistant", "gpt"},
-      {"system_role", "system"}};
+  std::map<std::string, std::string> columns = {{"messages", "conversations"},
+                                                {"images", ""},
+                                                {"audios", ""},
+                                                {"system", ""},
+                                                {"role", "from"},
+                                                {"content", "value"},
+                                                {"user", "human"},
+                                                {"assistant", "gpt"},
+                                                {"system_role", "system"}};
   std::optional<int64_t> cutoff_length;  ///< unset: --seq-length
   int64_t image_max_pixels = 768 * 768, image_min_pixels = 32 * 32;
+  bool has_tiles = false;  ///< pictures become tiles, whatever their size
   std::optional<int64_t> max_samples;
   bool mask_history = false, learn_questions = false, strip_text = false, fix_mistral_regex = false;
   bool disable_thinking = false;

@@ -4,7 +4,7 @@ import math
 import os
 
 from conversation_writer import Pictures
-from image_processors import load_image_processor, placeholder
+from image_processors import TileImages, load_image_processor, placeholder
 from preprocess_input import InputError, RecordError
 
 
@@ -68,6 +68,8 @@ class PictureReader:
                 self.processor = load_image_processor(self.flags.tokenizer_model, self.tokenizer)
                 if not self.flags.template:
                     self.processor.set_limits(self.flags.image_min_pixels, self.flags.image_max_pixels)
+                elif isinstance(self.processor, TileImages):
+                    self.processor.shares_tiles = True
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
 

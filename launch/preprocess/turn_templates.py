@@ -15,6 +15,7 @@ from learnt_turns import MARKS, is_learnt
 from preprocess_input import InputError, RecordError
 
 PLACE, SOUND_PLACE = "<image>", "<audio>"
+NO_END = "the end token is not learnt behind answers other than the last"
 LEAST_SIDE, LONGEST, CUT_TO = 28, 200, 180  # pixels of a side; sides of an image that are stretched, and to what
 
 
@@ -32,6 +33,11 @@ class Template(NamedTuple):
     sound_mark: str = "<|audio_pad|>"
     thoughts: tuple = ()  # the words around thoughts, which answers without any get
     transcribes: bool = False  # reads transcriptions.py's records
+    prefix: str = ""  # of a conversation
+    ends_with_eos: bool = False  # the tokenizer's end token follows the last answer alone
+    # Of InternVL's own program: the answer's head is one of its tokens, and the line break behind it is not learnt;
+    # what is longer is cut off; one picture needs no mark; pictures are taken as they are, and share the tiles.
+    head: str = ""
 
 
 MAGISTRAL = ("First draft your thinking process (inner monologue) until you arrive at a response. Format your response "
@@ -40,11 +46,27 @@ MAGISTRAL = ("First draft your thinking process (inner monologue) until you arri
              "thoughts or/and draft, like working through an exercise on scratch paper. Be as casual and as long as "
              "you want until you are confident to generate the response. Use the same language as the input.[/THINK]"
              "Here, provide a self-contained response.      ")  # with the blanks of MindSpeed-MM's template
+INTERNVL = ("\u4f60\u662f\u4e66\u751f\u00b7\u4e07\u8c61\uff0c\u82f1\u6587\u540d\u662fInternVL\uff0c"
+            "\u662f\u7531\u4e0a\u6d77\u4eba\u5de5\u667a\u80fd\u5b9e\u9a8c\u5ba4\u3001\u6e05\u534e\u5927"
+            "\u5b66\u53ca\u591a\u5bb6\u5408\u4f5c\u5355\u4f4d\u8054\u5408\u5f00\u53d1\u7684\u591a\u6a21"
+            "\u6001\u5927\u8bed\u8a00\u6a21\u578b\u3002")
 TEMPLATES = {"qwen2vl": Template("You are a helpful assistant.", 0), "qwen3_vl_nothink": Template("", 3),
              "mistral": Template(MAGISTRAL, 0, "[SYSTEM_PROMPT]{}[/SYSTEM_PROMPT]", "[INST]{}[/INST]", "{}", True, "{}",
                                  "[IMG]", False),
              "qwen3_omni": Template("", 3, thoughts=("<think>", "</think>")), "qwen3_omni_nothink": Template("", 3),
-             "qwen3_asr": Template("", 3, transcribes=True)}
+             "qwen3_asr": Template("", 3, transcribes=True),
+             "glm4v_moe": Template("", 3, "<|system|>\n{}", "<|user|>\n{}<|assistant|>", "\n{}",
+                                   picture="<|begin_of_image|>{}<|end_of_image|>", mark="<|image|>",
+                                   thoughts=("<think>", "</think>"), prefix="[gMASK]<sop>", ends_with_eos=True),
+             "kimi_k25": Template("You are a helpful assistant", 0, "<|im_system|>system<|im_middle|>{}<|im_end|>",
+                                  "<|im_user|>user<|im_middle|>{}<|im_end|><|im_assistant|>assistant<|im_middle|>",
+                                  "{}<|im_end|>", picture="<|media_start|>image<|media_content|>{}<|media_end|>",
+                                  mark="<|media_pad|>", stretches=False,
+                                  thoughts=("\u25c1think\u25b7", "\u25c1/think\u25b7")),
+             "step3_vl": Template("", 0, picture="{}", mark="<im_patch>", stretches=False),
+             "internvl2_5": Template(INTERNVL, 3, question="<|im_start|>user\n{}<|im_end|>\n",
+                                     answer="<|im_start|>assistant\n{}<|im_end|>\n", picture="{}",
+                                     mark="<IMG_CONTEXT>", head="<|im_start|>assistant\n")}
 COLUMNS = {"messages": "conversations", "images": "", "audios": "", "system": "", "role": "from", "content": "value", "user": "human",
            "assistant": "gpt", "system_role": "system"}  # LLaMA-Factory's defaults
 
@@ -118,6 +140,10 @@ class Turns:
         if not turns or len(turns) % 2:
             raise without_turns(where)
         texts = [self.text_in(where, turn) for turn in turns]
+        if self.template.head and isinstance(item.get(self.columns["images"]), str) and PLACE not in texts[0]:
+            texts[0] = f"{PLACE}\n{texts[0]}"
+        if self.template.ends_with_eos and len(texts) > 2:
+            told.append((NO_END, "", "conversation"))
         images = self.paths(where, item, "images", texts, PLACE)
         clips = self.paths(where, item, "audios", texts, SOUND_PLACE)
         return system, texts, self.learnt(where, turns), images, clips, told + self.unread(item, turns)
@@ -171,6 +197,8 @@ class Turns:
         return image
 
     def limited(self, image):
+        if self.template.head:
+            return image.convert("RGB")
         resample = self.template.resample
         for limit, is_beyond in ((self.flags.image_max_pixels, int.__gt__), (self.flags.image_min_pixels, int.__lt__)):
             if limit is not None and is_beyond(image.width * image.height, limit):
@@ -214,6 +242,8 @@ class Turns:
             parts = [(form.answer if answers else form.question).format(text)]
             if number == 0 and system:
                 parts.insert(0, form.system_form.format(system))
+            if number == 0 and form.prefix:
+                parts.insert(0, form.prefix)
             tokens = [token for part in parts for token in tokenizer(part, add_special_tokens=False)["input_ids"]]
             if form.has_ends and number == 0 and tokenizer.bos_token_id is not None:
                 tokens.insert(0, tokenizer.bos_token_id)
@@ -225,11 +255,30 @@ class Turns:
                     tokens = empty + tokens
             turns.append(tokens + [tokenizer.eos_token_id] * (form.has_ends and answers))
         pairs = list(zip(turns[::2], turns[1::2], learnt[::2], learnt[1::2]))
-        return self.cut(where, pairs, tokenizer)
+        tokens, mask = self.cut_off(pairs, tokenizer) if form.head else self.cut(pairs, tokenizer)
+        for mark in (form.mark, form.sound_mark):
+            mark = tokenizer.convert_tokens_to_ids(mark)
+            if mark == tokenizer.unk_token_id:
+                continue
+            if tokens.count(mark) != sum(turn.count(mark) for turn in turns):
+                raise RecordError(f"{where}: --cutoff-length {self.flags.cutoff_length} cuts a picture or a clip; give "
+                                  "more, smaller pictures by --image-max-pixels, or delete the record")
+        return tokens, mask
 
-    def cut(self, where, pairs, tokenizer):
+    def cut_off(self, pairs, tokenizer):
+        head = len(tokenizer(self.template.head, add_special_tokens=False)["input_ids"])
+        tokens, mask = [], b""
+        for question, answer, *learnt in pairs:
+            said = len(answer) - head - 1
+            tokens += question + answer
+            mask += bytes([learnt[0]]) * len(question) + bytes(head) + bytes([learnt[1]]) * said + bytes(1)
+        return tokens[:self.flags.cutoff_length], mask[:self.flags.cutoff_length]
+
+    def cut(self, pairs, tokenizer):
         """`pairs`: (tokens of the question, tokens of the answer, whether each of them is learnt)"""
-        room = self.flags.cutoff_length or sum(len(question) + len(answer) for question, answer, _, _ in pairs)
+        room = self.flags.cutoff_length or sum(len(question) + len(answer) for question, answer, _, _ in pairs) + 1
+        end = [tokenizer.eos_token_id] if self.template.ends_with_eos else []
+        room -= len(end)
         last_first = bool(self.flags.mask_history)
         kept = []
         for number, (question, answer, *learnt) in enumerate(reversed(pairs) if last_first else pairs):
@@ -242,12 +291,4 @@ class Turns:
         if last_first:
             kept.reverse()
         tokens = [token for part, _ in kept for token in part]
-        for mark in (self.template.mark, self.template.sound_mark):
-            mark = tokenizer.convert_tokens_to_ids(mark)
-            if mark == tokenizer.unk_token_id:
-                continue
-            if tokens.count(mark) != sum(part.count(mark) for question, answer, _, _ in pairs
-                                         for part in (question, answer)):
-                raise RecordError(f"{where}: --cutoff-length {self.flags.cutoff_length} cuts a picture or a clip; give "
-                                  "more, smaller pictures by --image-max-pixels, or delete the record")
-        return tokens, b"".join(mask for _, mask in kept)
+        return tokens + end, b"".join(mask for _, mask in kept) + b"\1" * len(end)

@@ -32,7 +32,8 @@ TowerLayerSpec attention_spec(const AudioConfig& config) {
   return {.attention_class = config.names.attention,
           .norm = {.width = config.hidden_size},
           .num_heads = config.num_heads,
-          .attention_bias = true};
+          .qkv_bias = true,
+          .out_bias = true};
 }
 
 AudioProjection add_projection(torch::nn::Module& owner, const AudioConfig& config, const char* first,

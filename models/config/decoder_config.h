@@ -10,7 +10,7 @@
 namespace megashard {
 
 enum class NormKind { kRmsNorm, kLayerNorm };
-enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kSquaredRelu };
+enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kSquaredRelu, kQuickGelu };
 enum class PositionKind { kRotary, kLearned, kNone };
 
 /// Rotary embedding parameters, as in transformers' ROPE_INIT_FUNCTIONS of these names.

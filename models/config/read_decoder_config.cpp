@@ -18,8 +18,9 @@ void check_sections(const HfConfig& config, const DecoderConfig& network) {
   const auto& rotary = network.rotary;
   if (rotary.mrope_section.empty() || rotary.mrope_interleaved) return;
   const auto sum = std::accumulate(rotary.mrope_section.begin(), rotary.mrope_section.end(), int64_t{0});
-  TORCH_CHECK(2 * sum == network.head_dim, config.path(), ": mrope_section ", c10::IntArrayRef(rotary.mrope_section),
-              " must add up to half of the head dimension ", network.head_dim);
+  const auto turned = static_cast<int64_t>(static_cast<double>(network.head_dim) * rotary.fraction);
+  TORCH_CHECK(2 * sum == turned, config.path(), ": mrope_section ", c10::IntArrayRef(rotary.mrope_section),
+              " must add up to half of the head dimension ", turned, rotary.fraction < 1 ? " that turns" : "");
 }
 
 /// As torch's Embedding: -1 is the last row.
@@ -63,11 +64,13 @@ Activation read_activation(const HfConfig& config, const char* key, const std::s
                                                           {"gelu_fast", Activation::kGeluTanh},
                                                           {"gelu_pytorch_tanh", Activation::kGeluTanh},
                                                           {"relu", Activation::kRelu},
-                                                          {"relu2", Activation::kSquaredRelu}};
+                                                          {"relu2", Activation::kSquaredRelu},
+                                                          {"quick_gelu", Activation::kQuickGelu}};
   const auto name = config.get<std::string>(key, fallback);
   const auto found = known.find(name);
-  config.require_computed(found != known.end(), key, " ", name,
-                          " is not supported; known are silu, gelu, gelu_new, gelu_pytorch_tanh, relu and relu2");
+  config.require_computed(
+      found != known.end(), key, " ", name,
+      " is not supported; known are silu, gelu, gelu_new, gelu_pytorch_tanh, quick_gelu, relu and relu2");
   return found == known.end() ? Activation::kSilu : found->second;
 }
 

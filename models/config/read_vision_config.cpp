@@ -70,7 +70,7 @@ VisionConfig read_image_tower(const HfConfig& config, VisionConfig tower) {
   tower.intermediate_size = read_positive(config, "intermediate_size", tower.intermediate_size);
   tower.num_heads = read_positive(config, "num_attention_heads", tower.num_heads);
   tower.in_channels = read_positive(config, "num_channels", 3);
-  tower.patch_size = read_positive(config, "patch_size", 16);
+  if (tower.patch_size == 0) tower.patch_size = read_positive(config, "patch_size", 16);
   tower.temporal_patch_size = 1;
   return tower;
 }
@@ -79,12 +79,12 @@ void read_tower(const HfConfig& config, VisionConfig& vision, const char* activa
   vision.depth = config.get("depth", vision.depth);
   vision.hidden_size = config.get("hidden_size", vision.hidden_size);
   vision.intermediate_size = config.get("intermediate_size", vision.intermediate_size);
-  vision.num_heads = config.get<int64_t>("num_heads", 16);
+  vision.num_heads = config.get("num_heads", vision.num_heads);
   vision.in_channels = config.get<int64_t>("in_channels", 3);
   vision.patch_size = config.get("patch_size", vision.patch_size);
   vision.temporal_patch_size = config.get<int64_t>("temporal_patch_size", 2);
   vision.merge_size = config.get<int64_t>("spatial_merge_size", 2);
-  vision.out_hidden_size = config.get<int64_t>("out_hidden_size", 3584);
+  vision.out_hidden_size = config.get("out_hidden_size", vision.out_hidden_size);
   vision.activation = read_activation(config, "hidden_act", activation);
   if (const auto* rope = config.find("rope_parameters"))
     vision.rotary_theta = config.get(*rope, "rope_theta", vision.rotary_theta);
@@ -106,7 +106,9 @@ VisionConfig read_qwen3_tower(const HfConfig& config, const std::string& prefix)
                       .depth = 27,
                       .hidden_size = 1152,
                       .intermediate_size = 4304,
-                      .patch_size = 16};
+                      .num_heads = 16,
+                      .patch_size = 16,
+                      .out_hidden_size = 3584};
   read_tower(config, vision, "gelu_pytorch_tanh");
   const auto rows = config.get<int64_t>("num_position_embeddings", 2304);
   vision.position_side = static_cast<int64_t>(std::sqrt(static_cast<double>(rows)));

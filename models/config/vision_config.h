@@ -9,7 +9,14 @@
 
 namespace megashard {
 
-enum class VisionKind { kQwen2_5, kQwen3 };
+enum class VisionKind { kQwen2_5, kQwen3, kGlm4 };
+
+/// How a learned table of positions on a square grid is read for pictures of other sizes.
+enum class PositionTaps {
+  kLinearEnds,     ///< linearly, the ends of both upon each other
+  kLinearCentres,  ///< linearly, by the centres of patches
+  kCubicCentres
+};
 
 /// Class names that a vision tower's modules report, for wrap policies.
 struct VisionNames {
@@ -32,12 +39,16 @@ struct VisionConfig {
   double rotary_theta = 10000;
   Activation activation = Activation::kSilu;
   double norm_eps = 1e-6;
+  bool qkv_bias = true, block_bias = true;  ///< gives biases to q, k and v; to the other layers of a block
   // Qwen2.5: attention in windows, except in these blocks, which attend to whole frames.
   int64_t window_size = 0;  ///< pixels per side
   std::vector<int64_t> full_attention_blocks{};
   // Qwen3: learned positions on a square grid, interpolated; features of these blocks are added to the decoder's first
   // layers.
   int64_t position_side = 0;
+  PositionTaps positions = PositionTaps::kLinearEnds;
+  bool images_only = false;    ///< refuses videos
+  bool square_images = false;  ///< refuses these and other images
   // SigLIP: every picture has as many rows and columns of patches, each with a learned position.
   int64_t fixed_side = 0;
   std::vector<int64_t> deepstack_blocks{};
@@ -66,9 +77,9 @@ struct VisionLanguageConfig {
   /// Qwen3-Omni: positions in time are not rounded, and what follows a picture is behind all of its positions.
   bool exact_times = false;
   std::optional<SoundTokens> sound{};  ///< Qwen3-Omni: videos may have sound
-  bool mrope = true;        ///< pictures' tokens have position ids of their own (M-RoPE)
-  bool rows_apart = false;  ///< a token of text follows each row of a picture's features
-  bool sees_whole = false;  ///< an image's tokens see all of its tokens
+  bool mrope = true;                   ///< pictures' tokens have position ids of their own (M-RoPE)
+  bool rows_apart = false;             ///< a token of text follows each row of a picture's features
+  bool sees_whole = false;             ///< an image's tokens see all of its tokens
 };
 
 }  // namespace megashard

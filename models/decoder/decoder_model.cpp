@@ -317,6 +317,7 @@ bool DecoderModel::keeps_fp32(const std::string& name) const {
 
 WeightMap DecoderModel::weight_map() const {
   auto map = megashard::weight_map(network_, text_path(), weight_files_);
+  if (encoded_) std::ranges::move(network_.encoder->weight_forms("model."), std::back_inserter(map.groups));
   add_adapter_forms(*this, map);
   return map;
 }

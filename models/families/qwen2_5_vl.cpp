@@ -33,7 +33,9 @@ VisionConfig read_qwen2_5_tower(const HfConfig& config) {
                       .depth = 32,
                       .hidden_size = 3584,
                       .intermediate_size = 3420,
+                      .num_heads = 16,
                       .patch_size = 14,
+                      .out_hidden_size = 3584,
                       .numbered_mergers = true};
   read_tower(config, vision, "silu");
   vision.window_size = config.get<int64_t>("window_size", 112);

@@ -144,6 +144,8 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
       return at::relu(x);
     case Activation::kSquaredRelu:
       return at::relu(x).square();
+    case Activation::kQuickGelu:
+      return x * at::sigmoid(x * 1.702);
   }
   TORCH_INTERNAL_ASSERT(false, "activation without a body");
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/weights/weight_map.h"
 #include "framework/batch.h"
 
 namespace megashard {
@@ -64,6 +65,8 @@ class EncoderSpec {
   /// Class of the module `model`, which holds encoder and decoder, for wrap policies.
   virtual std::string owner_class() const = 0;
   virtual std::vector<EncoderTower> towers() const = 0;
+  /// Forms of its weights in files, besides the model's own. `path`: that of the module `model`, with its dot.
+  virtual std::vector<WeightGroup> weight_forms(const std::string& /*path*/) const { return {}; }
   /// MegatronModule::qkv_split_shapes of its weights.
   virtual std::vector<int64_t> qkv_split_shapes(const std::string& /*name*/,
                                                 const std::vector<int64_t>& /*sizes*/) const {

@@ -150,27 +150,33 @@ void PictureEncoder::prepare(Batch& input) const {
 
 namespace {
 
-class ProjectedTowerSpec final : public EncoderSpec {
+class PictureEncoderSpec final : public EncoderSpec {
  public:
-  ProjectedTowerSpec(VisionLanguageConfig config, std::string layers,
-                     std::function<std::shared_ptr<PictureTower>()> build)
-      : config_(std::move(config)), layers_(std::move(layers)), build_(std::move(build)) {}
+  PictureEncoderSpec(VisionLanguageConfig config, PictureTowerSpec tower)
+      : config_(std::move(config)), tower_(std::move(tower)) {}
 
-  std::shared_ptr<Encoder> build() const override { return std::make_shared<PictureEncoder>(config_, build_()); }
+  std::shared_ptr<Encoder> build() const override { return std::make_shared<PictureEncoder>(config_, tower_.build()); }
   std::string owner_class() const override { return config_.model_name; }
-  std::vector<EncoderTower> towers() const override { return {{"vision_tower", "image_encoder", layers_}}; }
+  std::vector<EncoderTower> towers() const override {
+    return {{tower_.name, "image_encoder", tower_.layers, tower_.casts_inputs}};
+  }
+  std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override {
+    const bool is_joined = !tower_.qkv.empty() && name.ends_with("." + tower_.qkv + ".weight");
+    return is_joined ? std::vector<int64_t>(3, sizes[0] / 3) : std::vector<int64_t>();
+  }
+  std::vector<WeightGroup> weight_forms(const std::string& path) const override {
+    return tower_.forms ? tower_.forms(path + tower_.name + ".") : std::vector<WeightGroup>();
+  }
 
  private:
   VisionLanguageConfig config_;
-  std::string layers_;
-  std::function<std::shared_ptr<PictureTower>()> build_;
+  PictureTowerSpec tower_;
 };
 
 }  // namespace
 
-EncoderSpecPtr projected_tower(VisionLanguageConfig config, std::string layers,
-                               std::function<std::shared_ptr<PictureTower>()> build) {
-  return std::make_shared<ProjectedTowerSpec>(std::move(config), std::move(layers), std::move(build));
+EncoderSpecPtr picture_encoder(VisionLanguageConfig config, PictureTowerSpec tower) {
+  return std::make_shared<PictureEncoderSpec>(std::move(config), std::move(tower));
 }
 
 }  // namespace megashard

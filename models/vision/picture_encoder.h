@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "models/config/vision_config.h"
 #include "models/network/encoder.h"
@@ -61,9 +62,17 @@ class PictureEncoder final : public Encoder {
   std::shared_ptr<PictureTower> tower_;
 };
 
-/// The encoder of a PictureTower with the modules `vision_tower`, which has layers by that pattern, and
-/// `multi_modal_projector`.
-EncoderSpecPtr projected_tower(VisionLanguageConfig config, std::string layers,
-                               std::function<std::shared_ptr<PictureTower>()> build);
+/// A PictureTower and its modules.
+struct PictureTowerSpec {
+  std::string name = "vision_tower";  ///< its module with the layers
+  std::string layers{};               ///< pattern of these in that module
+  std::string qkv{};                  ///< layer in them with the rows of queries, keys and values; empty: none
+  bool casts_inputs = true;           ///< EncoderTower::casts_inputs
+  std::function<std::shared_ptr<PictureTower>()> build{};
+  /// Describes forms of its weights in files, by the path of that module with its dot. Null: files have the model's.
+  std::function<std::vector<WeightGroup>(const std::string& path)> forms{};
+};
+
+EncoderSpecPtr picture_encoder(VisionLanguageConfig config, PictureTowerSpec tower);
 
 }  // namespace megashard

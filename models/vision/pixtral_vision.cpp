@@ -136,7 +136,7 @@ EncoderSpecPtr pixtral_vision(VisionLanguageConfig config, ProjectorSpec project
   auto build = [vision = config.vision, projector = std::move(projector)] {
     return std::make_shared<PixtralTower>(vision, projector);
   };
-  return projected_tower(std::move(config), "transformer.layers.{*}", std::move(build));
+  return picture_encoder(std::move(config), {.layers = "transformer.layers.{*}", .build = std::move(build)});
 }
 
 }  // namespace megashard

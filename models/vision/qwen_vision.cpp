@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "models/vision/picture_encoder.h"
 #include "models/vision/vision_tower.h"
 
 namespace megashard {
@@ -21,29 +20,19 @@ class QwenTower final : public PictureTower {
   std::shared_ptr<Hooked<VisionTower>> visual_;
 };
 
-class QwenVisionSpec final : public EncoderSpec {
- public:
-  explicit QwenVisionSpec(VisionLanguageConfig config) : config_(std::move(config)) {}
-
-  std::shared_ptr<Encoder> build() const override {
-    return std::make_shared<PictureEncoder>(config_, std::make_shared<QwenTower>(config_.vision));
-  }
-  std::string owner_class() const override { return config_.model_name; }
-  /// The tower computes its rotation in fp32: tables must not be cast on the way into its blocks.
-  std::vector<EncoderTower> towers() const override {
-    return {{"visual", "image_encoder", "blocks.{*}", /*casts_inputs=*/false}};
-  }
-  /// q, k and v, concatenated.
-  std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override {
-    return name.ends_with(".attn.qkv.weight") ? std::vector<int64_t>(3, sizes[0] / 3) : std::vector<int64_t>();
-  }
-
- private:
-  VisionLanguageConfig config_;
-};
-
 }  // namespace
 
-EncoderSpecPtr qwen_vision(VisionLanguageConfig config) { return std::make_shared<QwenVisionSpec>(std::move(config)); }
+EncoderSpecPtr qwen_vision(VisionLanguageConfig config) {
+  auto build = [vision = config.vision] { return std::make_shared<QwenTower>(vision); };
+  return picture_encoder(std::move(config), visual_blocks(std::move(build)));
+}
+
+PictureTowerSpec visual_blocks(std::function<std::shared_ptr<PictureTower>()> build) {
+  return {.name = "visual",
+          .layers = "blocks.{*}",
+          .qkv = "attn.qkv",
+          .casts_inputs = false,  // tables of the rotation, which is computed in fp32
+          .build = std::move(build)};
+}
 
 }  // namespace megashard

@@ -52,7 +52,8 @@ TowerLayerSpec siglip_layer(const VisionConfig& config) {
           .out_proj = "out_proj",
           .norm = layer_norm(config),
           .num_heads = config.num_heads,
-          .attention_bias = true,
+          .qkv_bias = true,
+          .out_bias = true,
           .mlp = PlainMlpSpec{.class_name = config.names.mlp,
                               .hidden_size = config.hidden_size,
                               .intermediate_size = config.intermediate_size,
@@ -123,7 +124,7 @@ EncoderSpecPtr siglip_vision(VisionLanguageConfig config, NormSpec projector_nor
   auto build = [vision = config.vision, norm = std::move(projector_norm)] {
     return std::make_shared<SiglipTower>(vision, norm);
   };
-  return projected_tower(std::move(config), "encoder.layers.{*}", std::move(build));
+  return picture_encoder(std::move(config), {.layers = "encoder.layers.{*}", .build = std::move(build)});
 }
 
 }  // namespace megashard

@@ -67,6 +67,19 @@ at::Tensor in_given_order(const at::Tensor& features, const VisionPlan& plan) {
   return features.index_select(0, on_device(plan.unit_inverse, features.device()));
 }
 
+at::Tensor interpolated_positions(const at::Tensor& table, const at::Tensor& hidden, const VisionPlan& plan) {
+  const auto taps = on_device(plan.taps, hidden.device());
+  const auto weights = on_device(plan.tap_weights, hidden.device()).to(table.scalar_type()).unsqueeze(-1);
+  const auto rows = table.index_select(0, taps.flatten()).unflatten(0, taps.sizes());  // [P, taps, C]
+  return hidden + (rows * weights).sum(1).to(hidden.scalar_type());
+}
+
+at::Tensor turned_neighbours(const at::Tensor& x, const RotaryTables& rotary) {
+  const auto halves = x.unflatten(-1, {-1, 2}).transpose(-1, -2).flatten(-2);
+  const auto turned = rotate(halves.unsqueeze(0).to(rotary.cos.scalar_type()), rotary.cos, rotary.sin);
+  return turned.squeeze(0).to(x.scalar_type());
+}
+
 Segments on_device(const Segments& segments, c10::Device device) {
   const auto here = [&](const at::Tensor& x) { return x.defined() ? on_device(x, device) : x; };
   return {segments.runs, here(segments.order), here(segments.inverse)};
@@ -86,26 +99,37 @@ at::Tensor PlainMlp::forward(const at::Tensor& hidden) {
 
 TowerAttention::TowerAttention(const TowerLayerSpec& spec)
     : class_name_(spec.attention_class), num_heads_(spec.num_heads) {
-  const Linear::Options options{.in = spec.norm.width, .out = spec.norm.width, .bias = spec.attention_bias};
+  const int64_t width = spec.norm.width;
+  const Linear::Options options{.in = width, .out = width, .bias = spec.qkv_bias};
   JointLinears::Layers projections;
   for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
     projections.push_back(register_module(
         name, std::make_shared<Hooked<ColumnParallelLinear>>(options, std::make_shared<TensorParallelRanks>())));
   }
   projections_ = JointLinears(std::move(projections));
-  out_proj_ = register_module(spec.out_proj, std::make_shared<Hooked<Linear>>(options));
+  for (size_t i = 0; spec.qk_norm && i < 2; ++i)
+    qk_norms_[i] = register_module(i == 0 ? "q_norm" : "k_norm", std::make_shared<Hooked<Norm>>(*spec.qk_norm));
+  out_proj_ = register_module(spec.out_proj, std::make_shared<Hooked<Linear>>(
+                                                 Linear::Options{.in = width, .out = width, .bias = spec.out_bias}));
 }
 
 at::Tensor TowerAttention::forward(const at::Tensor& hidden, const VisionContext& context) {
   std::vector<at::Tensor> heads;
-  for (const auto& rows : projections_.forward(hidden)) heads.push_back(rows.unflatten(1, {num_heads_, -1}));
+  for (auto rows : projections_.forward(hidden)) {
+    if (heads.size() < 2 && qk_norms_[0]) rows = qk_norms_[heads.size()]->forward(rows);
+    heads.push_back(rows.unflatten(1, {num_heads_, -1}));
+  }
   if (const auto& [cos, sin] = context.rotary; cos.defined()) {
     for (size_t i = 0; i < 2; ++i) heads[i] = rotate(heads[i].unsqueeze(0), cos, sin).squeeze(0);
   }
   return out_proj_->forward(attend_within(heads[0], heads[1], heads[2], context.segments).flatten(1));
 }
 
-TowerLayer::TowerLayer(const TowerLayerSpec& spec) : class_name_(spec.class_name) {
+TowerLayer::TowerLayer(const TowerLayerSpec& spec)
+    : class_name_(spec.class_name), first_scale_(spec.first_scale), drop_path_(spec.drop_path) {
+  for (size_t i = 0; i < 2; ++i) {
+    if (!spec.scales[i].empty()) scales_[i] = register_parameter(spec.scales[i], at::empty({spec.norm.width}));
+  }
   for (size_t i = 0; i < 2; ++i) norms_[i] = register_module(spec.norms[i], std::make_shared<Hooked<Norm>>(spec.norm));
   attention_ = register_module(spec.parts[0], std::make_shared<Hooked<TowerAttention>>(spec));
   if (const auto* gated = std::get_if<MlpSpec>(&spec.mlp)) {
@@ -116,15 +140,33 @@ TowerLayer::TowerLayer(const TowerLayerSpec& spec) : class_name_(spec.class_name
 }
 
 at::Tensor TowerLayer::forward(const at::Tensor& hidden, const VisionContext& context) {
-  const auto attended = hidden + attention_->forward(norms_[0]->forward(hidden), context);
+  const auto attended = add(hidden, attention_->forward(norms_[0]->forward(hidden), context), 0, context.segments);
   const auto normed = norms_[1]->forward(attended);
-  return attended + (mlp_ ? mlp_->forward(normed) : gated_mlp_->forward(normed));
+  return add(attended, mlp_ ? mlp_->forward(normed) : gated_mlp_->forward(normed), 1, context.segments);
 }
 
-TowerStack::TowerStack(std::string class_name, const TowerLayerSpec& layer, int64_t depth)
+at::Tensor TowerLayer::add(const at::Tensor& hidden, at::Tensor branch, size_t index, const Segments& segments) const {
+  if (scales_[index].defined()) branch = branch * scales_[index];
+  if (!is_training() || drop_path_ == 0) return hidden + branch;
+  TORCH_INTERNAL_ASSERT(segments.runs.size() == 1 && !segments.order.defined());  // pictures of one size
+  const auto [length, count] = segments.runs[0];
+  const double kept = 1 - drop_path_;
+  const auto factors = at::empty({count, 1, 1}, branch.options().requires_grad(false)).bernoulli_(kept).div_(kept);
+  return hidden + (branch.unflatten(0, {count, length}) * factors).flatten(0, 1);
+}
+
+void TowerLayer::init_own_weights(const WeightInit&) {
+  for (const auto& scale : scales_) {
+    if (scale.defined()) scale.fill_(first_scale_);
+  }
+}
+
+TowerStack::TowerStack(std::string class_name, TowerLayerSpec layer, int64_t depth, const std::string& list)
     : class_name_(std::move(class_name)) {
-  const auto layers = register_module("layers", std::make_shared<torch::nn::ModuleListImpl>());
+  const auto layers = register_module(list, std::make_shared<torch::nn::ModuleListImpl>());
+  const double drop_path = layer.drop_path;
   for (int64_t i = 0; i < depth; ++i) {
+    layer.drop_path = depth == 1 ? 0 : drop_path * static_cast<double>(i) / static_cast<double>(depth - 1);
     layers_.push_back(std::make_shared<Hooked<TowerLayer>>(layer));
     layers->push_back(layers_.back());
   }

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -56,6 +57,13 @@ at::Tensor in_tower_order(const at::Tensor& patches, const VisionPlan& plan);
 /// Features [P / merge^2, ...] in the given order, from that of the plan.
 at::Tensor in_given_order(const at::Tensor& features, const VisionPlan& plan);
 
+/// hidden [P, C] + the learned positions of the plan, rows of table [rows, C].
+at::Tensor interpolated_positions(const at::Tensor& table, const at::Tensor& hidden, const VisionPlan& plan);
+
+/// Turns channels 2 i and 2 i + 1 of a head by angle i, in the dtype of the tables: x [P, H, D] -> [P, H, D], whose
+/// halves have the even and the odd channels.
+at::Tensor turned_neighbours(const at::Tensor& x, const RotaryTables& rotary);
+
 Segments on_device(const Segments& segments, c10::Device device);
 
 /// Attention of [P, H, D] within the segments, one call for all segments of a length.
@@ -90,8 +98,12 @@ struct TowerLayerSpec {
   std::string out_proj = "out_proj";            ///< name of the projection behind attention
   NormSpec norm{};
   int64_t num_heads = 0;
-  bool attention_bias = false;
+  bool qkv_bias = false, out_bias = false;
+  std::optional<NormSpec> qk_norm{};  ///< norms all heads of queries together, and those of keys: q_norm, k_norm
   std::variant<MlpSpec, PlainMlpSpec> mlp{};
+  std::array<std::string, 2> scales{};  ///< names of vectors that multiply the branches' outputs; empty: there are none
+  double first_scale = 1;               ///< initial value of those
+  double drop_path = 0;                 ///< probability that training leaves out a branch for a segment of patches
 };
 
 /// Projections q_proj, k_proj, v_proj and out_proj.
@@ -106,28 +118,36 @@ class TowerAttention : public torch::nn::Module {
   std::string class_name_;
   int64_t num_heads_;
   JointLinears projections_;
+  std::array<std::shared_ptr<Hooked<Norm>>, 2> qk_norms_;  // null: none
   std::shared_ptr<Hooked<Linear>> out_proj_;
 };
 
-class TowerLayer : public torch::nn::Module {
+class TowerLayer : public torch::nn::Module, public SelfInitializing {
  public:
   explicit TowerLayer(const TowerLayerSpec& spec);
 
   at::Tensor forward(const at::Tensor& hidden, const VisionContext& context);
+  void init_own_weights(const WeightInit& init) override;
   std::string class_name() const { return class_name_; }
 
  private:
+  /// hidden + the output of branch `index`.
+  at::Tensor add(const at::Tensor& hidden, at::Tensor branch, size_t index, const Segments& segments) const;
+
   std::string class_name_;
+  double first_scale_, drop_path_;
+  std::array<at::Tensor, 2> scales_;  // undefined: none
   std::array<std::shared_ptr<Hooked<Norm>>, 2> norms_;
   std::shared_ptr<Hooked<TowerAttention>> attention_;
   std::shared_ptr<Hooked<Mlp>> gated_mlp_;  // one of both
   std::shared_ptr<Hooked<PlainMlp>> mlp_;
 };
 
-/// The layers of a tower, one after the other: `layers`.
+/// The layers of a tower, one after the other, in a list of that name. `drop_path` grows from 0 at the first layer to
+/// the spec's at the last.
 class TowerStack : public torch::nn::Module {
  public:
-  TowerStack(std::string class_name, const TowerLayerSpec& layer, int64_t depth);
+  TowerStack(std::string class_name, TowerLayerSpec layer, int64_t depth, const std::string& list = "layers");
 
   at::Tensor forward(at::Tensor hidden, const VisionContext& context);
   std::string class_name() const { return class_name_; }

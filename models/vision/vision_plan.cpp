@@ -109,20 +109,46 @@ Segments frame_segments(std::vector<Units> frames, const std::vector<int64_t>& p
   return segments;
 }
 
-/// Two neighbours of a point on an axis of the position embedding, and their weights: linear, ends
-/// on ends.
+/// Neighbours of a point on an axis of the position embedding, and their weights.
 struct Taps {
-  int64_t row[2];
-  float weight[2];
+  std::vector<int64_t> rows;
+  std::vector<float> weights;
 };
-Taps taps_of(int64_t index, int64_t size, int64_t side) {
+
+/// Linear, ends on ends.
+Taps linear_taps(int64_t index, int64_t size, int64_t side) {
   const float at =
       static_cast<float>(index) * static_cast<float>(side - 1) / static_cast<float>(std::max<int64_t>(size - 1, 1));
   const float below = std::floor(at);
-  Taps taps{};
+  Taps taps;
   for (int64_t i = 0; i < 2; ++i) {
-    taps.row[i] = std::clamp<int64_t>(static_cast<int64_t>(below) + i, 0, side - 1);
-    taps.weight[i] = std::max(0.0F, 1 - std::abs(at - below - static_cast<float>(i)));
+    taps.rows.push_back(std::clamp<int64_t>(static_cast<int64_t>(below) + i, 0, side - 1));
+    taps.weights.push_back(std::max(0.0F, 1 - std::abs(at - below - static_cast<float>(i))));
+  }
+  return taps;
+}
+
+Taps centred_taps(int64_t index, int64_t size, int64_t side) {
+  const double at =
+      std::max(0.0, (static_cast<double>(index) + 0.5) * static_cast<double>(side) / static_cast<double>(size) - 0.5);
+  const double below = std::floor(at);
+  const auto row = static_cast<int64_t>(below);
+  return {{std::min(row, side - 1), std::min(row + 1, side - 1)},
+          {static_cast<float>(1 - (at - below)), static_cast<float>(at - below)}};
+}
+
+/// Cubic convolution (PyTorch's bicubic, of slope -0.75), centres on centres; a border stands for what lies beyond it.
+Taps cubic_taps(int64_t index, int64_t size, int64_t side) {
+  constexpr double kSlope = -0.75;
+  const double at = (static_cast<double>(index) + 0.5) * static_cast<double>(side) / static_cast<double>(size) - 0.5;
+  const double below = std::floor(at);
+  Taps taps;
+  for (int64_t i = -1; i < 3; ++i) {
+    const double x = std::abs(at - below - static_cast<double>(i));
+    const double weight =
+        x <= 1 ? ((kSlope + 2) * x - (kSlope + 3)) * x * x + 1 : ((x - 5) * x + 8) * x * kSlope - 4 * kSlope;
+    taps.rows.push_back(std::clamp<int64_t>(static_cast<int64_t>(below) + i, 0, side - 1));
+    taps.weights.push_back(static_cast<float>(weight));
   }
   return taps;
 }
@@ -159,6 +185,11 @@ void check_grids(const VisionConfig& config, const at::Tensor& grids, const std:
                 "], and this model's images are "
                 "[1, ",
                 config.fixed_side, ", ", config.fixed_side, "]: prepare the pictures by its own processor");
+    TORCH_CHECK(!config.square_images || (grid.frames == 1 && grid.rows == grid.columns), name, "[", i, "] is [",
+                grid.frames, ", ", grid.rows, ", ", grid.columns,
+                "], and this model's images are square tiles: prepare the pictures by its own processor");
+    TORCH_CHECK(!config.images_only || grid.frames == 1, name, "[", i, "] has ", grid.frames,
+                " frames, and this model's videos are not supported: leave them out");
     const bool fits = grid.frames > 0 && grid.rows > 0 && grid.columns > 0 && grid.rows % config.merge_size == 0 &&
                       grid.columns % config.merge_size == 0;
     TORCH_CHECK(fits, name, "[", i, "] is [", grid.frames, ", ", grid.rows, ", ", grid.columns,
@@ -205,8 +236,9 @@ VisionPlan plan_vision(const VisionConfig& config, const at::Tensor& grids) {
   int64_t* tap = nullptr;
   float* weight = nullptr;
   if (learned) {
-    plan.taps = at::empty({plan.patches, 4}, at::kLong);
-    plan.tap_weights = at::empty({plan.patches, 4}, at::kFloat);
+    const int64_t count = config.positions == PositionTaps::kCubicCentres ? 16 : 4;
+    plan.taps = at::empty({plan.patches, count}, at::kLong);
+    plan.tap_weights = at::empty({plan.patches, count}, at::kFloat);
     tap = plan.taps.mutable_data_ptr<int64_t>();
     weight = plan.tap_weights.mutable_data_ptr<float>();
   }
@@ -217,11 +249,16 @@ VisionPlan plan_vision(const VisionConfig& config, const at::Tensor& grids) {
       *position++ = here.row;
       *position++ = here.column;
       if (!learned) continue;
+      const auto taps_of = config.positions == PositionTaps::kCubicCentres    ? cubic_taps
+                           : config.positions == PositionTaps::kLinearCentres ? centred_taps
+                                                                              : linear_taps;
       const auto rows = taps_of(here.row, here.rows, config.position_side);
       const auto columns = taps_of(here.column, here.columns, config.position_side);
-      for (int i = 0; i < 4; ++i) {
-        *tap++ = rows.row[i / 2] * config.position_side + columns.row[i % 2];
-        *weight++ = rows.weight[i / 2] * columns.weight[i % 2];
+      for (size_t i = 0; i < rows.rows.size(); ++i) {
+        for (size_t j = 0; j < columns.rows.size(); ++j) {
+          *tap++ = rows.rows[i] * config.position_side + columns.rows[j];
+          *weight++ = rows.weights[i] * columns.weights[j];
+        }
       }
     }
   }

@@ -41,8 +41,8 @@ struct VisionPlan {
   at::Tensor positions;     ///< [P, 2] int64 row and column of each patch, in the tower's order
   Segments frames;          ///< an image, or each frame of a video
   Segments windows;         ///< Qwen2.5
-  at::Tensor taps;          ///< Qwen3: [P, 4] int64 rows of the position embedding
-  at::Tensor tap_weights;   ///< [P, 4] fp32
+  at::Tensor taps;          ///< [P, 4 or 16] int64: rows of a learned table of positions; undefined: there is none
+  at::Tensor tap_weights;   ///< their weights, fp32
 };
 
 /// `grids` [N, 3] int64 on the CPU: frames, rows and columns of patches, as check_grids accepts them.

@@ -14,7 +14,7 @@ namespace megashard {
 namespace {
 
 std::shared_ptr<Hooked<Norm>> norm_of(const VisionConfig& config, int64_t width) {
-  const auto kind = config.kind == VisionKind::kQwen2_5 ? NormKind::kRmsNorm : NormKind::kLayerNorm;
+  const auto kind = config.kind == VisionKind::kQwen3 ? NormKind::kLayerNorm : NormKind::kRmsNorm;
   return std::make_shared<Hooked<Norm>>(
       NormSpec{.class_name = config.names.norm, .width = width, .kind = kind, .eps = config.norm_eps});
 }
@@ -28,13 +28,19 @@ std::shared_ptr<Hooked<Linear>> with_bias(int64_t in, int64_t out) {
 PatchEmbed::PatchEmbed(const VisionConfig& config) : class_name_(config.names.patch_embed) {
   const std::array sizes{config.hidden_size, config.in_channels, config.temporal_patch_size, config.patch_size,
                          config.patch_size};
-  proj_ = register_module("proj", std::make_shared<Hooked<PatchConvolution>>(sizes, config.kind == VisionKind::kQwen3));
+  proj_ =
+      register_module("proj", std::make_shared<Hooked<PatchConvolution>>(sizes, config.kind != VisionKind::kQwen2_5));
 }
 
 VisionAttention::VisionAttention(const VisionConfig& config)
     : class_name_(config.names.attention), num_heads_(config.num_heads) {
-  qkv_ = register_module("qkv", with_bias(config.hidden_size, 3 * config.hidden_size));
-  proj_ = register_module("proj", with_bias(config.hidden_size, config.hidden_size));
+  const int64_t width = config.hidden_size;
+  const auto layer = [&](const char* name, int64_t out, bool bias) {
+    return register_module(name,
+                           std::make_shared<Hooked<Linear>>(Linear::Options{.in = width, .out = out, .bias = bias}));
+  };
+  qkv_ = layer("qkv", 3 * width, config.qkv_bias);
+  proj_ = layer("proj", width, config.block_bias);
 }
 
 at::Tensor VisionAttention::forward(const at::Tensor& hidden, const VisionContext& context) {
@@ -51,13 +57,13 @@ VisionBlock::VisionBlock(const VisionConfig& config) : class_name_(config.names.
   norm1_ = register_module("norm1", norm_of(config, config.hidden_size));
   norm2_ = register_module("norm2", norm_of(config, config.hidden_size));
   attn_ = register_module("attn", std::make_shared<Hooked<VisionAttention>>(config));
-  if (config.kind == VisionKind::kQwen2_5) {
+  if (config.kind != VisionKind::kQwen3) {
     gated_mlp_ = register_module("mlp", std::make_shared<Hooked<Mlp>>(MlpSpec{
                                             .class_name = config.names.mlp,
                                             .hidden_size = config.hidden_size,
                                             .intermediate_size = config.intermediate_size,
                                             .activation = config.activation,
-                                            .bias = true,
+                                            .bias = config.block_bias,
                                         }));
   } else {
     mlp_ = register_module("mlp", std::make_shared<Hooked<PlainMlp>>(PlainMlpSpec{

@@ -56,7 +56,7 @@ class VisionBlock : public torch::nn::Module {
   std::string class_name_;
   std::shared_ptr<Hooked<Norm>> norm1_, norm2_;
   std::shared_ptr<Hooked<VisionAttention>> attn_;
-  std::shared_ptr<Hooked<Mlp>> gated_mlp_;  // Qwen2.5
+  std::shared_ptr<Hooked<Mlp>> gated_mlp_;  // Qwen2.5, GLM-4.5V
   std::shared_ptr<Hooked<PlainMlp>> mlp_;   // Qwen3
 };
 

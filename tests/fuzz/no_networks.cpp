@@ -10,9 +10,13 @@
 #include "models/layers/short_conv.h"
 #include "models/moe/normed_router.h"
 #include "models/network/network.h"
+#include "models/vision/glm_vision.h"
+#include "models/vision/internvit_vision.h"
+#include "models/vision/moon_vision.h"
 #include "models/vision/pixtral_vision.h"
 #include "models/vision/qwen_vision.h"
 #include "models/vision/siglip_vision.h"
+#include "models/vision/step_vision.h"
 #include "parallel/collectives/agreement.h"
 
 namespace megashard {
@@ -27,9 +31,7 @@ Network decoder_network(DecoderConfig /*config*/, const DescribeLayer& /*layer*/
 
 void for_each_part(const Network& /*network*/, const std::function<void(const PartSpec&)>& /*visit*/) {}
 
-NormSpec hidden_norm(const DecoderConfig& /*config*/) {
-  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
-}
+NormSpec hidden_norm(const DecoderConfig& /*config*/) { TORCH_INTERNAL_ASSERT(false, "a target builds a network"); }
 
 MlpSpec mlp_of(const DecoderConfig& /*config*/, int64_t /*intermediate_size*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");
@@ -59,6 +61,18 @@ PartSpecPtr mamba2_part(Mamba2Spec /*spec*/) { TORCH_INTERNAL_ASSERT(false, "a t
 
 PartSpecPtr short_conv_part(ShortConvSpec /*spec*/) { TORCH_INTERNAL_ASSERT(false, "a target builds a network"); }
 
+EncoderSpecPtr glm_vision(VisionLanguageConfig /*config*/, int64_t /*merger_width*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+EncoderSpecPtr internvit_vision(VisionLanguageConfig /*config*/, InternVitSpec /*spec*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+EncoderSpecPtr moon_vision(VisionLanguageConfig /*config*/, double /*projector_norm_eps*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
 EncoderSpecPtr pixtral_vision(VisionLanguageConfig /*config*/, ProjectorSpec /*projector*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");
 }
@@ -74,6 +88,10 @@ EncoderSpecPtr qwen_vision(VisionLanguageConfig /*config*/) {
 }
 
 EncoderSpecPtr siglip_vision(VisionLanguageConfig /*config*/, NormSpec /*projector_norm*/) {
+  TORCH_INTERNAL_ASSERT(false, "a target builds a network");
+}
+
+EncoderSpecPtr step_vision(VisionLanguageConfig /*config*/, StepVisionSpec /*spec*/) {
   TORCH_INTERNAL_ASSERT(false, "a target builds a network");
 }
 

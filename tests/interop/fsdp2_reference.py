@@ -174,7 +174,7 @@ class Batches:
 
 def pictures_of(model, pictures, marks):
     """As the model takes them. marks: the tokens that are of pictures."""
-    from tiny_vision import whole_images
+    from tiny_vision import row_by_row, whole_images
 
     if not len(pictures["pixel_values"]):
         return {}
@@ -182,6 +182,10 @@ def pictures_of(model, pictures, marks):
         return pictures
     if model.config.model_type == "mistral3":
         return whole_images(**pictures)
+    if model.config.model_type == "internvl":
+        return dict(pixel_values=whole_images(**pictures)["pixel_values"])
+    if model.config.model_type == "kimi_k25":
+        return row_by_row(**pictures)
     if model.config.model_type == "gemma3":
         return dict(pixel_values=whole_images(**pictures)["pixel_values"], token_type_ids=marks)
     return pictures | dict(mm_token_type_ids=marks)

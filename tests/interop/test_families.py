@@ -2,8 +2,6 @@
 gradient against transformers' (eager attention), fp32, on the same random weights, norms, biases and buffers. Packed
 documents against each document alone; the converters both ways, bit for bit."""
 
-import contextlib
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -11,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
 from megashard import convert
-from transformers_twin import by_transformers, check, gradients_of, make_model, model_logits
+from transformers_twin import by_transformers, check, everything_in, gradients_of, make_model, model_logits
 
 VOCAB, LENGTH = 211, 17  # windows are shorter, original positions fewer
 DOCUMENTS = (6, 1, 10)
@@ -348,15 +346,6 @@ def write_packed(folder, case, tokens, labels):
     positions = torch.cat([torch.arange(length) for length in DOCUMENTS])[None]
     save_file({"tokens": tokens[:1].clone(), "labels": labels[:1].clone(), "position_ids": positions,
                "document_lengths": torch.tensor(DOCUMENTS)}, folder / "input.bin")
-
-
-@contextlib.contextmanager
-def everything_in(dtype):
-    """Makes transformers compute in `dtype` what it computes in fp32 whatever a model's dtype is: the delta rule."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "float32", dtype)
-        patch.setattr(torch.Tensor, "float", lambda tensor: tensor.to(dtype))
-        yield
 
 
 @pytest.fixture(scope="module")

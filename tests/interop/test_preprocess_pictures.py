@@ -13,9 +13,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from conversations import losses_by_pytorch, packed, train
+from step_twin import StepTwin
 from test_preprocess_data import run
-from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_gemma3, make_mistral3, make_processors, make_videos,
-                         make_vision_model, preprocessing, said, whole_images, write_conversations, write_video)
+from tiny_vision import (AGAIN, ASKED, MIXED, SHOWN, asked, make_gemma3, make_glm4v, make_internvl, make_kimi_k25,
+                         make_mistral3, make_processors, make_step3, make_videos, make_vision_model, preprocessing,
+                         row_by_row, said, whole_images, write_conversations, write_video)
 
 
 def prepared_by_theirs(processor, folder, messages):
@@ -91,10 +93,43 @@ def test_conversations_with_pictures_are_prepared_and_trained(tmp_path, family):
         assert train(tmp_path, "--context-parallel-size", 2) == pytest.approx(seen, rel=2e-6)
 
 
-@pytest.mark.parametrize("make", [make_mistral3, make_gemma3])
+def pixels_of(make, ours, grids):
+    """Our pixels in the form of the family's own processor."""
+    if make in (make_glm4v, make_step3):
+        return dict(pixel_values=ours, image_grid_thw=grids)
+    return row_by_row(ours, grids) if make is make_kimi_k25 else whole_images(ours, grids)
+
+
+def model_inputs(make, pictures, wanted):
+    """Those of transformers' model."""
+    if make is make_gemma3:
+        return dict(pixel_values=pictures["pixel_values"], token_type_ids=wanted["token_type_ids"])
+    if make is make_glm4v:
+        return pictures | dict(mm_token_type_ids=wanted["mm_token_type_ids"])
+    return dict(pixel_values=pictures["pixel_values"]) if make is make_internvl else pictures
+
+
+def difference(make, pictures, wanted):
+    """Of our pixels and those of the family's own processor."""
+    if make is make_step3:  # it has the whole pictures apart from their squares
+        squares, whole = iter(wanted.get("pixel_values_local", ())), iter(wanted["pixel_values"])
+        theirs = [each for count in wanted["num_local_patches"].tolist()
+                  for each in (*[next(squares) for _ in range(count)], next(whole))]
+        ours = StepTwin.tiles(*pictures.values())
+        return torch.cat([(one[0] - other).flatten() for one, other in zip(ours, theirs, strict=True)])
+    off = pictures["pixel_values"] - wanted["pixel_values"]
+    if "image_grid_thw" in wanted:
+        assert torch.equal(pictures["image_grid_thw"], wanted["image_grid_thw"])
+        return off
+    sizes = pictures["image_sizes"].tolist()
+    assert sizes == (wanted["image_sizes"].tolist() if make is make_mistral3 else [[16, 16]] * len(sizes))
+    return torch.cat([each[:, :rows, :columns].flatten() for each, (rows, columns) in zip(off, sizes)])
+
+
+@pytest.mark.parametrize("make", [make_mistral3, make_gemma3, make_internvl, make_glm4v, make_kimi_k25, make_step3])
 def test_conversations_of_other_towers_are_prepared_and_trained(tmp_path, make):
     """Pixtral has a row of tokens for a row of features, and pictures of several sizes; Gemma 3's tokens of a picture
-    see each other. Two, one or no pictures in a conversation."""
+    see each other; InternVL and Step3-VL cut pictures into tiles. Two, one or no pictures in a conversation."""
     processor, model = make(tmp_path)
     conversations = [[ASKED, said("sat"), AGAIN, said("the mat")], [asked("on"), said("the cat")],
                      [AGAIN, said("cat on")], [ASKED, said("the")]]
@@ -111,16 +146,12 @@ def test_conversations_of_other_towers_are_prepared_and_trained(tmp_path, make):
         pictures = {}
         if len(grids):
             count = int(grids.prod(1).sum())
-            pictures = whole_images(ours["pixel_values"][patch:patch + count], grids)
+            pictures = pixels_of(make, ours["pixel_values"][patch:patch + count], grids)
             patch += count
-            sizes = pictures["image_sizes"].tolist()
-            assert sizes == (wanted["image_sizes"].tolist() if make is make_mistral3 else [[16, 16]] * len(grids))
-            for one, other, (rows, columns) in zip(pictures["pixel_values"], wanted["pixel_values"], sizes):
-                # Both round to whole grey levels when they resize, and may round differently.
-                off = (one - other)[:, :rows, :columns].abs().max()
-                assert off <= 1.001 / 255 / min(processor.image_processor.image_std)
-            if make is make_gemma3:
-                pictures = dict(pixel_values=pictures["pixel_values"], token_type_ids=wanted["token_type_ids"])
+            # Both round to whole grey levels when they resize, and may round differently.
+            off = difference(make, pictures, wanted).abs().max()
+            assert off <= 1.001 / 255 / min(processor.image_processor.image_std)
+            pictures = model_inputs(make, pictures, wanted)
         samples.append((tokens[None], tokens[1:].where(mask[1:], -100), pictures))
     seen = train(tmp_path)
     assert seen == pytest.approx(losses_by_pytorch(model, samples), rel=2e-6)

@@ -9,7 +9,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from megashard import PREPROCESS, USAGE, run
-from tiny_vision import make_mistral3, make_processors, preprocessing
+from tiny_vision import (make_glm4v, make_internvl_chat, make_kimi_k25, make_mistral3, make_processors,
+                         preprocessing)
 
 COLUMNS = "messages=messages images=images role=role content=content user=user assistant=assistant system_role="
 PYTHON = __import__("sys").executable
@@ -57,6 +58,60 @@ def test_turns_and_pictures_become_tokens(model):
     helped = encode(model, {"messages": turns("the", "cat")}, "qwen2vl").tokens
     assert tokenizer.decode(helped).startswith(tokenizer.decode(
         tokenizer("<|im_start|>system\nYou are a helpful assistant.<|im_end|>", add_special_tokens=False)["input_ids"]))
+
+
+ITEM = {"messages": turns("<image> the cat", "<think>on</think>\n\nsat", "on <image>", "the mat"),
+        "images": ["a.png", "b.jpg"]}
+
+
+@pytest.mark.parametrize("template, make, wanted, unlearnt", [
+    ("glm4v_moe", make_glm4v,
+     ["[gMASK]<sop><|user|>\n<|begin_of_image|>PICTURE<|end_of_image|> the cat<|assistant|>", "<think>\n\n</think>\n\n",
+      "\nsat", "<|user|>\non <|begin_of_image|>PICTURE<|end_of_image|><|assistant|>", "<think>\n\n</think>\n\n",
+      "\nthe mat", "<|im_end|>"], "the end token is not learnt behind answers other than the last"),
+    ("kimi_k25", make_kimi_k25,
+     ["<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|><|im_user|>user<|im_middle|><|media_start|>"
+      "image<|media_content|>PICTURE<|media_end|> the cat<|im_end|><|im_assistant|>assistant<|im_middle|>",
+      "\u25c1think\u25b7\n\n\u25c1/think\u25b7\n\n", "<think>on</think>\n\nsat<|im_end|>",
+      "<|im_user|>user<|im_middle|>on <|media_start|>image<|media_content|>PICTURE<|media_end|><|im_end|>"
+      "<|im_assistant|>assistant<|im_middle|>", "\u25c1think\u25b7\n\n\u25c1/think\u25b7\n\n", "the mat<|im_end|>"],
+     None)])
+def test_templates_of_other_families(tmp_path, template, make, wanted, unlearnt):
+    """Answers are without their own thoughts, behind an empty one that is not learnt; GLM ends with the tokenizer's
+    end token alone."""
+    make(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    sample = encode(tmp_path, ITEM, template, disable_thinking=True)
+    marks = iter([tokenizer.image_token * (rows * columns // 4) for _, rows, columns in sample.images.grids])
+    pieces = [tokenizer(text.replace("PICTURE", next(marks)) if "PICTURE" in text else text,
+                        add_special_tokens=False)["input_ids"] for text in wanted]
+    assert sample.tokens == sum(pieces, [])
+    assert list(sample.mask) == sum(([int(i in (2, 5, 6))] * len(piece) for i, piece in enumerate(pieces)), [])
+    assert [told[0] for told in sample.told] == ([unlearnt] if unlearnt else [])
+    room = len(sample.tokens) - 1
+    cut = encode(tmp_path, ITEM, template, cutoff_length=room, disable_thinking=True)
+    assert len(cut.tokens) == room and (not unlearnt or cut.tokens[-1] == tokenizer.eos_token_id)
+
+
+def test_the_template_of_internvl(tmp_path):
+    """The head of an answer and its line break are not learnt; a picture needs no mark; tiles are those of
+    InternVLChatModel's config.json, which the pictures of a record share; what is too long is cut off."""
+    make_internvl_chat(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    alone = [encode(tmp_path, {"messages": turns("the", "cat"), "images": name}, "internvl2_5")
+             for name in ITEM["images"]]
+    together = encode(tmp_path, ITEM, "internvl2_5")
+    tiles = [len(sample.images.grids) for sample in (*alone, together)]
+    assert tiles[0] > 1 and sum(tiles[:2]) >= tiles[2] > 2  # at most 12, and 6 for each of two
+    mark = tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")
+    assert together.tokens.count(mark) == 4 * tiles[2] and together.images.grids[0] == [1, 4, 4]
+    texts = (f"<|im_start|>user\n<img>{'<IMG_CONTEXT>' * 4 * tiles[0]}</img>\nthe<|im_end|>\n",
+             "<|im_start|>assistant\n", "cat<|im_end|>\n")
+    pieces = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in texts]
+    assert alone[0].tokens[-len(sum(pieces, [])):] == sum(pieces, [])  # behind the system's text
+    assert learnt(alone[0], tokenizer) == "cat"  # the tokenizer has no line breaks, so its last token is the end mark
+    cut = encode(tmp_path, ITEM, "internvl2_5", cutoff_length=len(together.tokens) - 2)
+    assert cut.tokens == together.tokens[:-2] and cut.mask == together.mask[:-2]
 
 
 @pytest.mark.parametrize("template, resample", [("qwen2vl", Image.Resampling.NEAREST),

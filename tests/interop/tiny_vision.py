@@ -2,10 +2,12 @@
 about them."""
 import argparse
 import json
+import re
 
 import numpy
 import torch
 from PIL import ExifTags, Image
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
@@ -26,6 +28,8 @@ SMALL_TEXT = dict(vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, n
                   initializer_range=0.1, bos_token_id=1, eos_token_id=2)
 SMALL_TOWER = dict(num_hidden_layers=2, hidden_size=16, intermediate_size=20, num_attention_heads=2, patch_size=4,
                    initializer_range=0.1)
+GROUPED = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1, topk_group=1,
+               first_k_dense_replace=1)
 ASKED = {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "the cat"}]}
 AGAIN = {"role": "user", "content": [{"type": "text", "text": "on"}, {"type": "image", "image": "b.jpg"}]}
 SHOWN = {"role": "user", "content": [{"type": "text", "text": "the mat"}, {"type": "video", "video": "a.mp4"}]}
@@ -172,6 +176,142 @@ def make_gemma3(folder):
     return transformers.Gemma3Processor(transformers.Gemma3ImageProcessor(**size), tokenizer, image_seq_length=4), model
 
 
+def make_internvl(folder, text="qwen3"):
+    """The same for internvl: tiles of 16 x 16, of which a picture may be 4 and the whole."""
+    import transformers
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    names = dict(start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>",
+                 video_token="<video>")
+    tokenizer = make_marked_tokenizer(folder, {"<|image_pad|>": "<IMG_CONTEXT>", "<|vision_start|>": "<img>",
+                                               "<|vision_end|>": "</img>", "<|video_pad|>": "<video>"},
+                                      "<IMG_CONTEXT>", **names)
+    tiles = dict(size=dict(height=16, width=16), crop_to_patches=True, min_patches=1, max_patches=4)
+    GotOcr2ImageProcessorPil(**tiles).save_pretrained(folder)
+    make_pictures(folder)
+    experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16) if text == "qwen3_moe" else {}
+    model = saved(folder, transformers.InternVLForConditionalGeneration, transformers.InternVLConfig(
+        text_config=SMALL_TEXT | experts | dict(model_type=text), image_token_id=IMAGE, tie_word_embeddings=False,
+        vision_config=SMALL_TOWER | dict(image_size=[16, 16])))
+    images = transformers.GotOcr2ImageProcessor(**tiles)
+    videos = transformers.InternVLVideoProcessor(size=tiles["size"])
+    return transformers.InternVLProcessor(images, tokenizer, videos, image_seq_length=4), model
+
+
+def make_internvl_chat(folder):
+    """make_internvl() with experts, in the form of InternVLChatModel; transformers' is in the folder part."""
+    made = make_internvl(folder, "qwen3_moe")
+    (folder / "part").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).rename(folder / "part" / name)
+    write_internvl_chat(folder / "part", folder)
+    return made
+
+
+def write_internvl_chat(source, folder):
+    """Writes a model of transformers' InternVL in the form of InternVLChatModel."""
+    config = json.loads((source / "config.json").read_text())
+    vision, layer = config["vision_config"], "vision_model.encoder.layers."
+    names = {"attention_bias": "qkv_bias", "use_qk_norm": "qk_normalization", "hidden_dropout_prob": "dropout",
+             "layer_scale_init_value": "initializer_factor"}
+    vision |= {theirs: vision.pop(ours) for ours, theirs in names.items()}
+    vision |= {key: vision[key][0] for key in ("image_size", "patch_size")}
+    chat = dict(model_type="internvl_chat", architectures=["InternVLChatModel"], llm_config=config["text_config"],
+                vision_config=vision, downsample_ratio=0.5, force_image_size=vision["image_size"], ps_version="v2",
+                select_layer=-1, img_context_token_id=config["image_token_id"], dynamic_image_size=True,
+                use_thumbnail=True, min_dynamic_patch=1, max_dynamic_patch=12)
+    chat["llm_config"]["tie_word_embeddings"] = config["tie_word_embeddings"]
+    weights, fused = {}, {}
+    for name, value in load_file(source / "model.safetensors").items():
+        for ours, theirs in (("vision_tower.embeddings.cls_token", "vision_model.embeddings.class_embedding"),
+                             ("position_embeddings", "position_embedding"),
+                             ("patch_embeddings.projection", "patch_embedding"), ("vision_tower.encoder.layer.", layer),
+                             ("vision_tower.", "vision_model."), ("multi_modal_projector", "mlp1"),
+                             ("mlp1.layer_norm", "mlp1.0"), ("mlp1.linear_1", "mlp1.1"), ("mlp1.linear_2", "mlp1.3")):
+            name = name.replace(ours, theirs)
+        if name.startswith(layer):
+            for ours, theirs in (("attention.projection_layer", "attn.proj"), ("attention.", "attn."),
+                                 ("layernorm_before", "norm1"), ("layernorm_after", "norm2"), ("lambda_", "ls")):
+                name = name.replace(ours, theirs)
+            if ".attn." in name and "_proj." in name:
+                fused.setdefault(re.sub(r"[qkv]_proj", "qkv", name), {})[name] = value
+                continue
+        weights[name] = value
+    for name, parts in fused.items():
+        weights[name] = torch.cat([parts[name.replace("qkv", f"{part}_proj")] for part in "qkv"])
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(chat))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def make_glm4v(folder):
+    """The same for glm4v_moe."""
+    import transformers
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+
+    names = dict(image_token="<|image|>", video_token="<|video|>")
+    tokenizer = make_marked_tokenizer(folder, {"<|image_pad|>": "<|image|>", "<|video_pad|>": "<|video|>",
+                                               "<|vision_start|>": "<|begin_of_image|>",
+                                               "<|vision_end|>": "<|end_of_image|>"},
+                                      "<|begin_of_image|><|image|><|end_of_image|>", **names)
+    limits = dict(patch_size=4, size=dict(shortest_edge=256, longest_edge=1200))
+    Glm4vImageProcessorPil(**limits).save_pretrained(folder)
+    make_pictures(folder)
+    model = saved(folder, transformers.Glm4vMoeForConditionalGeneration, transformers.Glm4vMoeConfig(
+        text_config=SMALL_TEXT | GROUPED | dict(head_dim=16, rope_parameters=dict(
+            rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5, mrope_section=[1, 2, 1])),
+        vision_config=dict(depth=2, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=4,
+                           out_hidden_size=16, image_size=16, initializer_range=0.1),
+        image_token_id=IMAGE, video_token_id=VIDEO, tie_word_embeddings=False))
+    images, videos = transformers.Glm4vImageProcessor(**limits), transformers.Glm4vVideoProcessor(**limits)
+    return transformers.Glm4vProcessor(images, tokenizer, videos), model
+
+
+def make_kimi_k25(folder):
+    """The same for kimi_k25."""
+    import transformers
+    from transformers_twin import save_published_kimi
+
+    names = dict(image_token="<|media_pad|>", video_token="<|kimi_k25_video_placeholder|>")
+    tokenizer = make_marked_tokenizer(folder, {"<|image_pad|>": "<|media_pad|>",
+                                               "<|video_pad|>": "<|kimi_k25_video_placeholder|>",
+                                               "<|vision_start|>": "<|media_begin|>",
+                                               "<|vision_end|>": "<|media_end|>"},
+                                      "<|media_begin|><|media_pad|><|media_end|>", **names)
+    limits = dict(patch_size=4, max_patches=40, size=dict(max_height=6, max_width=6))
+    images = transformers.Kimi_K25ImageProcessor(**limits)
+    images.save_pretrained(folder)
+    make_pictures(folder)
+    torch.manual_seed(0)
+    model = transformers.Kimi_K25ForConditionalGeneration(transformers.Kimi_K25Config(
+        text_config=SMALL_TEXT | GROUPED | dict(
+            model_type="deepseek_v3", num_key_value_heads=2, q_lora_rank=12, kv_lora_rank=10, qk_nope_head_dim=8,
+            qk_rope_head_dim=4, v_head_dim=6, head_dim=4),
+        vision_config=SMALL_TOWER | dict(pos_emb_height=3, pos_emb_width=3), projection_hidden_size=16,
+        image_token_id=IMAGE, video_token_id=VIDEO, tie_word_embeddings=False))
+    save_published_kimi(model, folder)
+    return transformers.Kimi_K25Processor(images, tokenizer, transformers.Kimi_K25VideoProcessor(patch_size=4)), model
+
+
+def make_step3(folder):
+    """The same for step_robotics; the model is step_twin.py's."""
+    import transformers
+    from step_twin import StepTwin
+
+    tokenizer = make_marked_tokenizer(folder, {"<|image_pad|>": "<im_patch>", "<|vision_start|>": "<im_start>",
+                                               "<|vision_end|>": "<im_end>", "<|video_pad|>": "<patch_start>"},
+                                      "<im_patch>", image_token="<im_patch>")
+    images = transformers.Step3p7ImageProcessor(size=dict(height=32, width=32), patch_size=16, max_image_size=64,
+                                                vision_patch_size=4)
+    images.save_pretrained(folder)
+    make_pictures(folder)
+    torch.manual_seed(0)
+    model = StepTwin(SMALL_TEXT, dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=1.25,
+                                      image_size=32, patch_size=4), IMAGE)
+    model.save(folder)
+    return transformers.Step3p7Processor(images, tokenizer), model
+
+
 def make_marked_tokenizer(folder, named, in_template, **names):
     """make_tokenizer() with other marks; `in_template`: what the chat template writes for a picture."""
     template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", in_template)
@@ -195,6 +335,16 @@ def whole_images(pixel_values, image_grid_thw):
         units = patches.view(height // 8, width // 8, 2, 2, 3, 4, 4)
         image[:, :height, :width] = units.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, height, width)
     return dict(pixel_values=images, image_sizes=torch.stack([heights, widths], 1))
+
+
+def row_by_row(pixel_values, image_grid_thw):
+    """Kimi's input: all patches of a picture by rows, not by units of 2 x 2."""
+    images = []
+    counts = image_grid_thw.prod(1).tolist()
+    for patches, (_, rows, columns) in zip(pixel_values.split(counts), image_grid_thw.tolist()):
+        units = patches.view(rows // 2, columns // 2, 2, 2, 3, 4, 4)
+        images.append(units.transpose(1, 2).reshape(rows * columns, 3, 4, 4))
+    return dict(pixel_values=torch.cat(images), image_grid_thw=image_grid_thw)
 
 
 def preprocessing(model, **given):

@@ -1,7 +1,11 @@
 """A model's results by transformers, and the comparison with those of model_logits.cpp."""
 
+import contextlib
+
+import pytest
 import torch
-from transformers import AutoModelForCausalLM, Mistral4ForCausalLM
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, Kimi_K25ForConditionalGeneration, Mistral4ForCausalLM
 
 from megashard import INTEROP, run
 
@@ -32,6 +36,9 @@ def separate(name, gradient, config):
 
 def by_our_names(named, config):
     """Pairs of parameters' names and their weights or gradients."""
+    if config.model_type == "kimi_k25":
+        with torch.device("meta"):
+            named = with_published_tower(list(named), Kimi_K25ForConditionalGeneration(config))
     pairs = [pair for name, values in named for pair in separate(name, values, config.get_text_config())]
     return with_halves(pairs, transposed=config.model_type == "llama4_text")
 
@@ -39,6 +46,30 @@ def by_our_names(named, config):
 def gradients_of(model):
     named = [(name, parameter.grad) for name, parameter in model.named_parameters(remove_duplicate=False)]
     return by_our_names(named, model.config)
+
+
+def published_kimi(model, named):
+    """Weights of Kimi K2.5, or gradients, by the names and in the forms of its files."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    wrong = {"language_model.model.blocks.": "language_model.model.layers.",  # in transformers 5.23
+             "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.", "model.mm_projector.": "mm_projector."}
+    for name, values in revert_weight_conversion(model, dict(named)).items():
+        for written, published in wrong.items():
+            name = name.replace(written, published)
+        yield name, values.contiguous()
+
+
+def save_published_kimi(model, folder):
+    model.config.save_pretrained(folder)
+    save_file(dict(published_kimi(model, model.state_dict())), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_published_tower(named, model):
+    """As ours: Kimi's tower and projector have the names and the order of rows of its files."""
+    tower = {name: values for name, values in named if ".language_model." not in name and name != "lm_head.weight"}
+    yield from ((name, values) for name, values in named if name not in tower)
+    yield from ((f"model.{name}", values) for name, values in published_kimi(model, tower))
 
 
 def with_halves(gradients, transposed):
@@ -72,6 +103,16 @@ def by_transformers(model, tokens, labels, mask, **inputs):
     loss.mean().backward()
     return {"logits": out.logits.detach() * mask[..., None], "loss": loss.detach()} | {
         f"grad.{key}": gradient for key, gradient in gradients_of(model)}
+
+
+@contextlib.contextmanager
+def everything_in(dtype):
+    """Makes transformers compute in `dtype` what it computes in fp32 whatever a model's dtype is: the delta rule, or
+    rotations of pictures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "float32", dtype)
+        patch.setattr(torch.Tensor, "float", lambda tensor: tensor.to(dtype))
+        yield
 
 
 def check(ours, wanted, bar=1e-5, rough=None):

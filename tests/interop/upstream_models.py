@@ -14,7 +14,8 @@ from latents import write_latents
 from tiny_audio import make_asr, make_omni, publish
 from tiny_hunyuan import SIZES as HUNYUAN_SIZES, make_hunyuan
 from tiny_ltx2 import make_ltx2, write_precomputed
-from tiny_vision import CLASSES, make_mistral3, make_processors, make_vision_model, write_conversations, asked, said
+from tiny_vision import (CLASSES, asked, make_glm4v, make_internvl_chat, make_kimi_k25, make_mistral3, make_processors,
+                         make_step3, make_vision_model, said, write_conversations)
 from tiny_wan import SIZES, WIDTH, make_pipeline, write_video
 
 TEXT_SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
@@ -35,7 +36,9 @@ def make_qwen(folder, family):
 # Families with pictures or sound: what makes a model with its processors in a folder.
 VISION_FAMILIES = {family: functools.partial(make_qwen, family=family) for family in CLASSES}
 VISION_FAMILIES |= {"mistral3": make_mistral3, "qwen3_omni_moe": functools.partial(make_published, make=make_omni),
-                    "qwen3_asr": functools.partial(make_published, make=make_asr)}
+                    "qwen3_asr": functools.partial(make_published, make=make_asr),
+                    "internvl": make_internvl_chat, "glm4v_moe": make_glm4v, "kimi_k25": make_kimi_k25,
+                    "step3_vl": make_step3}
 
 
 # Models of latents: channels of the latents, and of what the model takes.
@@ -176,5 +179,11 @@ class Workshop:
             path.write_text(json.dumps([record] * 24))
             return
         (path.parent / "a.png").write_bytes((self.model(family) / "a.png").read_bytes())
-        turns = [{"role": "user", "content": "<image> the cat"}, {"role": "assistant", "content": "sat on the mat"}]
-        path.write_text(json.dumps([{"messages": turns, "images": ["a.png"]}] * 24))
+        said = "<image> the cat", "sat on the mat"
+        if family == "internvl":
+            turns = [{"from": role, "value": text} for role, text in zip(("human", "gpt"), said)]
+            record = {"conversations": turns, "image": "a.png"}
+        else:
+            turns = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), said)]
+            record = {"messages": turns, "images": ["a.png"]}
+        path.write_text(json.dumps([record] * 24))

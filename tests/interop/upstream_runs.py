@@ -115,8 +115,13 @@ def scaled_data(data, family, folder, workshop):
         return scaled_videos(data, family, folder, workshop)
     file = folder / "data" / "chats.json"
     workshop.records(family, file)
-    parameters["preprocess_parameters"]["model_name_or_path"] = str(workshop.model(family))
     basic = parameters["basic_parameters"]
+    if parameters["dataset_type"] == "multimodal":  # tiles
+        parameters["tokenizer_config"]["from_pretrained"] = str(workshop.model(family))
+        parameters |= {"patch_size": 4, "image_size": 16}
+        basic |= {"data_path": str(file), "data_folder": str(file.parent)}
+        return data
+    parameters["preprocess_parameters"]["model_name_or_path"] = str(workshop.model(family))
     basic |= {"dataset": str(file), "dataset_dir": str(file.parent), "cache_dir": str(folder / "cache"),
               "preprocessing_num_workers": 1}
     if "cutoff_len" in basic:

@@ -42,7 +42,7 @@ SPEAKS, HEARS = "speaks; there are no decoders of sound", "hears; there are no t
 SEES = "its tower for pictures is not here"
 OTHERS = {"bagel": "draws pictures by a diffusion model that is not here",
           "cosyvoice3_lm": SPEAKS, "moss_tts_delay": SPEAKS, "qwen3_tts": SPEAKS, "funasr": HEARS, "mimo_v25": HEARS,
-          "glm4v_moe": SEES, "internvl": SEES, "kimi_k25": SEES, "kimi_k3": SEES, "step3_vl": SEES}
+          "kimi_k3": SEES}
 
 
 def wrapped(text):

@@ -261,6 +261,27 @@ TEST_F(MindSpeed, Mistral3HasItsPartsBesideEachOther) {
   EXPECT_THAT(own.told, HasSubstr("is not read: the data are given by a flag"));
 }
 
+constexpr const char* kTiles = R"({"dataset_param": {"dataset_type": "multimodal",
+  "basic_parameters": {"data_path": "chats.json", "data_folder": "pictures", "repeat_time": 1},
+  "preprocess_parameters": {"train_pipeline": {"image": [{"trans_type": "Pad2Square"}, {"trans_type": "ToTensor"},
+    {"trans_type": "norm_fun", "param": {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}}]}},
+  "tokenizer_config": {"from_pretrained": "hf", "add_eos_token": false}, "template_name": "internvl2_5",
+  "down_sample_ratio": 0.5, "max_dynamic_patch": 12}})";
+
+TEST_F(MindSpeed, TilesArePreparedByTheModelsOwnTemplate) {
+  const auto data = write("data.json", kTiles);
+  const auto model = write("model.json", R"({"model_id": "internvl", "init_from_hf_path": "hf", "loss_cfg":
+                                             {"loss_type": "per_sample_loss"}})");
+  const auto line = parse({"--mm-data", data, "--mm-model", model});
+  const auto& run = *line.mindspeed;
+  EXPECT_THAT(run.data->inputs, ElementsAre("chats.json"));
+  EXPECT_EQ(run.data->model, "hf");
+  EXPECT_EQ(run.data->columns.at("images"), "image");
+  EXPECT_THAT(run.data->command(), Not(HasSubstr("pixels")));
+  EXPECT_EQ(run.settings.at("max_dynamic_patch").first, "12");
+  EXPECT_THAT(run.loss_by_sample, HasSubstr("loss_cfg.loss_type"));
+}
+
 TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
   struct Row {
     const char *line, *other, *message;
@@ -270,7 +291,7 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
        ":5: model_id wan2_2 is no model that this program has; it has qwen2_5vl, qwen3_vl, qwen3_vl_moe, qwen3_5, "},
       {"freeze: [model.visual]", "freez: [model.visual]", "unknown key \"model.freez\"; did you mean freeze?"},
       {"freeze: [model.visual]", "text_encoder: {a: 1}", "model.text_encoder is given, but no model of this program"},
-      {"loss_type: default", "loss_type: per_sample_loss", "features.loss_cfg.loss_type is per_sample_loss; the loss"},
+      {"loss_type: default", "loss_type: per_word_loss", "features.loss_cfg.loss_type is per_word_loss; the loss"},
       {"clip_grad: 0.0", "quantization_plan: {recipe_name: mxfp8-32x32}",
        "training.quantization_plan.recipe_name is mxfp8-32x32; write mxfp8, or remove the plan"},
       {"clip_grad: 0.0", "quantization_plan: {recipe_name: mxfp8}",
@@ -284,13 +305,17 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
       {"lr_warmup_ratio: 0.25", "lr_warmup_ratio: 2", "takes a number from 0 to 1, got \"2\""},
       {"enable: false", "enable: true, init_lora_weights: pissa", "init_lora_weights is pissa, but adapters begin"},
       {"template: qwen2vl", "template: llama3", "is llama3; conversations are prepared by the templates qwen2vl, "},
+      {"template: qwen2vl", "template: qwen2vl, repeat_time: 3", "repeat_time is 3, but samples are drawn once an"},
+      {"huggingface", "multimodal\n    template_name: qwen2vl", "template_name is qwen2vl; write internvl2_5"},
+      {"image_min_pixels: 0", "train_pipeline: {image: [{trans_type: Flip}]}",
+       "train_pipeline has the step Flip; tiles"},
       {"template: qwen2vl", "template: qwen2vl, streaming: True",
        "streaming is True, but a set is prepared as a whole"},
       {"packing: false", "packing: true",
        "packing is true, but packed conversations do not see each other here; give neat_packing: true instead"},
       {"images: images", "images: images, videos: videos", "attr.videos is videos, but videos are prepared by"},
       {"drop_last: true", "drop_last: false", "dataloader_param.drop_last is false, but batches are always full"},
-      {"huggingface", "video", "dataset_type is video, but only conversations (huggingface) are read"},
+      {"huggingface", "video", "dataset_type is video, but only conversations (huggingface, multimodal) are"},
       {"image_max_pixels: 262144", "image_maxpixels: 262144", "did you mean image_max_pixels?"},
       {"dataset: chats.json, ", "", "dataset_param.basic_parameters.dataset is missing"},
   };
@@ -345,6 +370,10 @@ TEST_F(MindSpeed, TheModelMustBeThatOfItsConfiguration) {
   run.router_aux_loss_coef = 0;
   EXPECT_THAT(refused(run), HasSubstr("router_aux_loss_coef is 0.0, but by config.json of the model it is 0.5"));
   run.router_aux_loss_coef = 0.5;
+  run.settings["max_dynamic_patch"] = {"12", "data.json:3: max_dynamic_patch"};
+  EXPECT_THAT(refused(run),
+              HasSubstr("data.json:3: max_dynamic_patch is 12, but config.json of the model does not have"));
+  run.settings.clear();
   run.model_id = "qwen3_vl";
   EXPECT_THAT(refused(run),
               HasSubstr("is qwen3_vl, but " + folder_.string() + "/config.json is of model_type qwen2_5"));

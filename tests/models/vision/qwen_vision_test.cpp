@@ -59,7 +59,7 @@ Gradients gradients_of(const torch::nn::Module& model) {
 }
 
 class QwenVlFamilies : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(All, QwenVlFamilies, ::testing::Values("qwen2_5_vl", "qwen3_vl"));
+INSTANTIATE_TEST_SUITE_P(All, QwenVlFamilies, ::testing::Values("qwen2_5_vl", "qwen3_vl", "glm4v_moe"));
 
 /// Expects gradients to be this rank's rows of those of a single rank.
 void expect_rows_of(const torch::nn::Module& model, const Gradients& wanted) {

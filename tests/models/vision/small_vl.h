@@ -12,7 +12,7 @@ namespace megashard::testing {
 
 constexpr int64_t kImage = 50, kVideo = 51;
 
-/// Config of qwen2_5_vl, qwen3_vl or qwen3_vl_moe; only the last has experts.
+/// Config of qwen2_5_vl, qwen3_vl, qwen3_vl_moe or glm4v_moe; only the last two have experts.
 inline nlohmann::ordered_json small_vl(const std::string& type) {
   const auto json = nlohmann::ordered_json::parse(R"({
     "image_token_id": 50, "video_token_id": 51,
@@ -27,6 +27,11 @@ inline nlohmann::ordered_json small_vl(const std::string& type) {
       "num_position_embeddings": 9, "deepstack_visual_indexes": [0]}})");
   auto typed = json;
   typed["model_type"] = type;
+  if (type == "glm4v_moe") {
+    typed["text_config"].update({{"n_routed_experts", 4}, {"output_router_logits", false}});
+    typed["text_config"]["rope_scaling"]["partial_rotary_factor"] = 1.0;
+    typed["vision_config"]["image_size"] = 6;
+  }
   return typed;
 }
 
