@@ -29,7 +29,8 @@ DEFAULTS = {
 }
 PROCESSORS = {"qwen2_vl": "Qwen2VLVideoProcessor", "qwen2_5_vl": "Qwen2VLVideoProcessor",
               "qwen3_omni_moe": "Qwen2VLVideoProcessor", "qwen3_omni_moe_thinker": "Qwen2VLVideoProcessor",
-              "qwen3_vl": "Qwen3VLVideoProcessor", "qwen3_vl_moe": "Qwen3VLVideoProcessor"}
+              "qwen3_vl": "Qwen3VLVideoProcessor", "qwen3_vl_moe": "Qwen3VLVideoProcessor",
+              "qwen3_5": "Qwen3VLVideoProcessor", "qwen3_5_moe": "Qwen3VLVideoProcessor"}
 
 
 class Patches(NamedTuple):
@@ -61,7 +62,7 @@ class VideoProcessor:
         if self.name not in DEFAULTS or self.model_type not in PROCESSORS:
             raise InputError(f"the videos of {model} (model_type {self.model_type}, video processor {self.name}) are "
                              f"not supported; "
-                             "known are those of Qwen2.5-VL, Qwen3-VL and Qwen3-Omni")
+                             "known are those of Qwen2.5-VL, Qwen3-VL, Qwen3.5 and Qwen3-Omni")
         parameters = {**DEFAULTS[self.name], **{name: value for name, value in found.items() if value is not None}}
         if self.is_qwen2:
             edges = {"shortest_edge": found.get("min_pixels"), "longest_edge": found.get("max_pixels")}

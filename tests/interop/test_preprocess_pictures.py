@@ -271,3 +271,14 @@ def test_videos_are_those_of_both_processors(encoder, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(InputError, match="videos need the package av"):
         VideoFile(folder / "a.mp4")
+
+
+def test_each_family_has_its_video_processor():
+    """That of transformers; Qwen3-VL's text says times, also in Qwen3.5."""
+    from preprocess_videos import PROCESSORS
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
+    for family, name in PROCESSORS.items():
+        of_files = family.removesuffix("_thinker")
+        assert VIDEO_PROCESSOR_MAPPING_NAMES[of_files]["torchvision"] == name
+        assert (PROCESSOR_MAPPING_NAMES[of_files] == "Qwen3VLProcessor") == (name == "Qwen3VLVideoProcessor")
