@@ -37,7 +37,9 @@ class HfSource {
       files[weights_->chunks(source)[0].file].emplace_back(source, name);
     };
     auto all = weights_->tensors();
-    for (const auto& info : all) add_to_file(info.name, info.name);
+    for (const auto& info : all) {
+      if (!options.weights.leaves_out(info.name)) add_to_file(info.name, info.name);
+    }
     for (const auto& [target, source] : options.tie_weight_mapping) {
       const auto* info = weights_->find(source);
       TORCH_CHECK_VALUE(info != nullptr, "--tie-weight-mapping ", target, "=", source, ": ", options.hf_dir,

@@ -43,6 +43,10 @@ class StepToHf {
     collect();
     if (options_.check) options_.check(infos_);
     check_source_bytes(options_.load_dir, progress_);
+    if (config_ && options_.change_config) {
+      options_.change_config(*config_);
+      config_changed_ = true;
+    }
     settle_tied_weights();
     TensorCounter counter(progress_, infos_.size(), total_bytes(infos_));
     HfSaveOptions saving{.max_shard_bytes = options_.max_shard_bytes, .stem = options_.stem};
@@ -83,7 +87,7 @@ class StepToHf {
 
   void write_assets(const std::string& folder) const {
     copy_hf_assets(options_.model_assets_dir, folder);
-    if (untied_) write_hf_config(folder, *config_);
+    if (config_changed_) write_hf_config(folder, *config_);
   }
 
   void collect() {
@@ -139,7 +143,7 @@ class StepToHf {
     } else {
       progress_(head_name + " differs from the embeddings: config.json says tie_word_embeddings: false from now on");
       (*config_)["tie_word_embeddings"] = false;
-      untied_ = true;
+      config_changed_ = true;
     }
   }
 
@@ -156,7 +160,7 @@ class StepToHf {
   TensorStream stream_;
   std::vector<TensorInfo> infos_;
   std::unordered_map<std::string, std::string> keys_;  // by Hugging Face name
-  bool untied_ = false;
+  bool config_changed_ = false;
 };
 
 }  // namespace

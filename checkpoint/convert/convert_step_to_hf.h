@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,7 @@ struct StepToHfOptions {
   /// Checks the weights, with names and sizes as in the files, before any is read; throws to refuse them. Null: no
   /// check.
   std::function<void(const std::vector<TensorInfo>& weights)> check{};
+  std::function<void(nlohmann::ordered_json& config)> change_config{};  ///< changes config.json; null: as it is
   int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
   std::string stem = HfSaveOptions().stem;  ///< stem of the weights' file names
 };

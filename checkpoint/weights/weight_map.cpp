@@ -214,6 +214,10 @@ std::string WeightMap::published_name(const std::string& name) const {
   return name;
 }
 
+bool WeightMap::leaves_out(const std::string& published) const {
+  return std::ranges::any_of(left_out, [&](const std::string& each) { return published.starts_with(each); });
+}
+
 std::string WeightMap::model_name(const std::string& published) const {
   for (const auto& each : renamings) {
     if (find_part(published, each.model) != published.npos && !is_published(published, each)) return published;

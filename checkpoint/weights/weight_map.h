@@ -76,10 +76,13 @@ struct WeightRenaming {
 struct WeightMap {
   std::vector<WeightGroup> groups{};  ///< other tensors are stored as they are. Names in forms are not yet renamed
   std::vector<WeightRenaming> renamings{};  ///< of the rest the first that fits
+  /// Beginnings of the names of tensors in the files that belong to a model beside this one.
+  std::vector<std::string> left_out{};
 
   /// Convert names; those that have the result's spelling already are unchanged.
   std::string published_name(const std::string& name) const;
   std::string model_name(const std::string& published) const;
+  bool leaves_out(const std::string& published) const;
   /// The group of a tensor of the model; null if it is stored as it is.
   const WeightGroup* group_of(const std::string& tensor) const;
 };

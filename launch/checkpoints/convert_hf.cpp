@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -114,6 +115,9 @@ void add_hf_to_step(CLI::App& app, CheckpointFormat format, const char* save_fla
     options.check = [&](const std::vector<TensorInfo>& weights) {
       tell_unknown(config);
       config.check_files(weights, names_are_given);
+      const auto others = std::ranges::count_if(
+          weights, [&](const TensorInfo& info) { return config.weights().leaves_out(info.name); });
+      if (others > 0) print_line(std::to_string(others) + " tensors of the model beside this one are left out");
     };
     convert_hf_to_step(options, print_over_status);
     print_line("written: " + options.save_dir + "/release");
@@ -164,6 +168,7 @@ void add_step_to_hf(CLI::App& app, CheckpointFormat format) {
     const WeightCheck config(options.model_assets_dir);
     tell_unknown(config);
     options.stem = config.stem();
+    options.change_config = config.change_config();
     const bool names_are_given = !options.dcp_prefix.empty() || !options.hf_prefix.empty();
     options.weights = wanted_forms(config, names_are_given, !flags->fused.empty());
     if (!names_are_given && layout == std::nullopt) options.names = config.names();

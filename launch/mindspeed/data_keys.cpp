@@ -202,8 +202,9 @@ const MindSpeedKey kBasic[] = {
      }},
     {"val_max_samples",
      [](const V& value, R& run, A&) {
+       const int64_t most = value.integer(0);  // 0: all
        if (!run.validation) run.validation.emplace();
-       run.validation->max_samples = value.integer(1);
+       if (most > 0) run.validation->max_samples = most;
      }},
     {"val_rate",
      [](const V& value, R& run, A&) {

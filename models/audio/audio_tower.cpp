@@ -50,7 +50,7 @@ HalvingConvolution::HalvingConvolution(int64_t in, int64_t out) {
 }
 
 at::Tensor HalvingConvolution::forward(const at::Tensor& x) {
-  return at::gelu(at::conv2d(x, weight_, bias_, /*stride=*/2, /*padding=*/1));
+  return at::gelu(at::conv2d(x.to(weight_.scalar_type()), weight_, bias_, /*stride=*/2, /*padding=*/1));
 }
 
 void HalvingConvolution::init_own_weights(const WeightInit& init) {

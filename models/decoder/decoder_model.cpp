@@ -319,6 +319,7 @@ WeightMap DecoderModel::weight_map() const {
   auto map = megashard::weight_map(network_, text_path(), weight_files_);
   if (encoded_) std::ranges::move(network_.encoder->weight_forms("model."), std::back_inserter(map.groups));
   add_adapter_forms(*this, map);
+  map.left_out = weight_files_.others;
   return map;
 }
 
@@ -335,10 +336,6 @@ bool DecoderModel::is_of_taken_keys(const std::string& stored) const {
     }
   }
   return false;
-}
-
-bool DecoderModel::is_of_other_model(const std::string& stored) const {
-  return std::ranges::any_of(weight_files_.others, [&](const auto& other) { return stored.starts_with(other); });
 }
 
 std::vector<int64_t> DecoderModel::qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const {

@@ -113,8 +113,6 @@ class DecoderModel : public ExpertParallelModule, public KeepsKeys {
   bool is_of_prediction_layer(const std::string& stored) const;
   /// True for keys and values of their own that files have for a layer that takes those of another.
   bool is_of_taken_keys(const std::string& stored) const;
-  /// True for a tensor of another model in the files (WeightFiles::others).
-  bool is_of_other_model(const std::string& stored) const;
 
  protected:
   void _init_tp_model() override;

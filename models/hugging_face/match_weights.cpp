@@ -221,6 +221,7 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
   Matcher matcher(module, infos, mismatch);
   auto targets = std::move(matcher).match();
   const auto& known = matcher.known();
+  const auto map = weight_map_of(module);
   const auto* decoder = dynamic_cast<const DecoderModel*>(&module);
   const bool scores = decoder != nullptr && decoder->network().config.score_head;
   for (const auto& info : infos) {
@@ -228,7 +229,7 @@ std::vector<WeightTarget> match_weights(const torch::nn::Module& module, const s
     const bool predicts = decoder != nullptr && decoder->is_of_prediction_layer(info.name);
     const bool follows = is_derived(info.name) || (decoder != nullptr && decoder->is_of_taken_keys(info.name));
     const bool is_head = scores && info.name == kHeadWeight;
-    const bool is_other = decoder != nullptr && decoder->is_of_other_model(info.name);
+    const bool is_other = map.leaves_out(info.name);
     auto& others = is_head    ? mismatch.heads
                    : is_other ? mismatch.of_others
                    : follows  ? mismatch.unused

@@ -105,6 +105,7 @@ WeightCheck::WeightCheck(const std::string& directory) : directory_(directory) {
   stem_ = config && latent_family_of(*config) != nullptr ? kDiffusersStem : HfSaveOptions().stem;
   unknown_ = config ? unknown_model(*config) : "there is none in " + directory;
   if (!config || !is_of_known_family(*config)) return;
+  if (const auto* family = find_family(config->value("model_type", ""))) change_config_ = family->write_part;
   try {
     model_ = model_on_meta({*config, directory + "/config.json", HfConfig::Purpose::kWeights});
     weights_ = model_->weight_map();

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,8 @@ class WeightCheck {
   ModelNames names() const;
   /// Stem of the weights' file names (HfSaveOptions::stem).
   const std::string& stem() const { return stem_; }
+  /// ModelFamily::write_part; null: config.json is right for these weights alone.
+  std::function<void(nlohmann::ordered_json& config)> change_config() const { return change_config_; }
   /// How files have the weights; the default if the family is unknown.
   const WeightMap& weights() const { return weights_; }
 
@@ -46,6 +50,7 @@ class WeightCheck {
   std::string directory_;
   std::string stem_;
   std::string unknown_;
+  std::function<void(nlohmann::ordered_json& config)> change_config_;
   std::shared_ptr<MultiModalModule> model_;  // null: unknown
   WeightMap weights_;
 };

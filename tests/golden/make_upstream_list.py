@@ -17,7 +17,8 @@ import sys
 import yaml
 
 OUR_MODELS = ("qwen2_5vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "mistral3", "internvl",
-              "glm4v_moe", "kimi_k25", "step3_vl", "wandit", "vace", "hunyuanvideo15dit", "ltx2")  # of MindSpeed-MM's
+              "glm4v_moe", "kimi_k25", "step3_vl", "qwen3_omni_moe", "qwen3_asr", "wandit", "vace",
+              "hunyuanvideo15dit", "ltx2")  # of MindSpeed-MM's
 LONGEST_LINE = 120
 
 
