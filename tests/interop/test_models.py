@@ -209,7 +209,8 @@ def write_model(folder, name, seed):
 
 
 def in_fp64(model, tokens, labels, mask, extra):
-    extra = {key: value.double() if value.is_floating_point() else value for key, value in extra.items()}
+    extra = {key: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
+             for key, value in extra.items()}
     model.set_experts_implementation("eager")  # grouped products are not in fp64
     model.double().zero_grad()
     with everything_in(torch.double):

@@ -111,6 +111,7 @@ def everything_in(dtype):
     rotations of pictures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "float32", dtype)
+        patch.setattr(torch, "float", dtype)
         patch.setattr(torch.Tensor, "float", lambda tensor: tensor.to(dtype))
         yield
 
