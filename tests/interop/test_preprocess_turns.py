@@ -66,12 +66,14 @@ ITEM = {"messages": turns("<image> the cat", "<think>on</think>\n\nsat", "on <im
 
 @pytest.mark.parametrize("template, make, wanted, unlearnt", [
     ("glm4v_moe", make_glm4v,
-     ["[gMASK]<sop><|user|>\n<|begin_of_image|>PICTURE<|end_of_image|> the cat<|assistant|>", "<think>\n\n</think>\n\n",
+     ["[gMASK]<sop>", "<|user|>\n<|begin_of_image|>PICTURE<|end_of_image|> the cat<|assistant|>",
+      "<think>\n\n</think>\n\n",
       "\nsat", "<|user|>\non <|begin_of_image|>PICTURE<|end_of_image|><|assistant|>", "<think>\n\n</think>\n\n",
       "\nthe mat", "<|im_end|>"], "the end token is not learnt behind answers other than the last"),
     ("kimi_k25", make_kimi_k25,
-     ["<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|><|im_user|>user<|im_middle|><|media_start|>"
-      "image<|media_content|>PICTURE<|media_end|> the cat<|im_end|><|im_assistant|>assistant<|im_middle|>",
+     ["<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|>",
+      "<|im_user|>user<|im_middle|><|media_start|>image<|media_content|>PICTURE<|media_end|> the cat<|im_end|>"
+      "<|im_assistant|>assistant<|im_middle|>",
       "\u25c1think\u25b7\n\n\u25c1/think\u25b7\n\n", "<think>on</think>\n\nsat<|im_end|>",
       "<|im_user|>user<|im_middle|>on <|media_start|>image<|media_content|>PICTURE<|media_end|><|im_end|>"
       "<|im_assistant|>assistant<|im_middle|>", "\u25c1think\u25b7\n\n\u25c1/think\u25b7\n\n", "the mat<|im_end|>"],
@@ -86,7 +88,7 @@ def test_templates_of_other_families(tmp_path, template, make, wanted, unlearnt)
     pieces = [tokenizer(text.replace("PICTURE", next(marks)) if "PICTURE" in text else text,
                         add_special_tokens=False)["input_ids"] for text in wanted]
     assert sample.tokens == sum(pieces, [])
-    assert list(sample.mask) == sum(([int(i in (2, 5, 6))] * len(piece) for i, piece in enumerate(pieces)), [])
+    assert list(sample.mask) == sum(([int(i in (3, 6, 7))] * len(piece) for i, piece in enumerate(pieces)), [])
     assert [told[0] for told in sample.told] == ([unlearnt] if unlearnt else [])
     room = len(sample.tokens) - 1
     cut = encode(tmp_path, ITEM, template, cutoff_length=room, disable_thinking=True)
