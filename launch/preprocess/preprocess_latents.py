@@ -2,8 +2,8 @@
 """Videos or pictures with captions to features for models of latents: DIR/data.jsonl and DIR/features/N.pt, in the form
 of MindSpeed-MM's feature folders (framework/data/latent_set.h).
 
-The encoders are those of a diffusers pipeline of Wan (text to video, image to video, VACE) or HunyuanVideo 1.5. A line
-of --input is {"video": PATH, "text": CAPTION}, or with "image" in place of "video"; VACE also takes "vace_video" and
+The encoders are those of a diffusers pipeline of Wan (text to video, image to video, VACE), HunyuanVideo 1.5 or, for
+pictures, Flux.1 or Qwen-Image. A line of --input is {"video": PATH, "text": CAPTION}, or with "image" in place of "video"; VACE also takes "vace_video" and
 "vace_video_mask". Needs `diffusers`, `transformers`, `torch` and, for Wan, `ftfy`; video files also `av`.
 """
 
@@ -20,13 +20,15 @@ from preprocess_videos import FrameFolder, VideoFile
 # by what is learnt
 WAN = {"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline", "vace": "WanVACEPipeline"}
 HUNYUAN = {"t2v": "HunyuanVideo15Pipeline", "i2v": "HunyuanVideo15ImageToVideoPipeline"}
+FLUX, QWEN = {"t2i": "FluxPipeline"}, {"t2i": "QwenImagePipeline"}
+FAMILIES = (WAN, HUNYUAN, FLUX, QWEN)
 BICUBIC = 3
 
 
 def parse_arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, metavar="DIR", help="folder of the diffusers pipeline")
-    parser.add_argument("--task", choices=tuple(WAN),
+    parser.add_argument("--task", choices=(*WAN, *FLUX),
                         help="what is learnt: a video of a text, of its first frame too, or of VACE's controls "
                              "(default: what the pipeline is for)")
     parser.add_argument("--input", required=True, nargs="+", metavar="FILE",
@@ -65,10 +67,10 @@ def load_pipeline(folder, task, dtype, device):
     except (OSError, ValueError, KeyError):
         raise InputError(f"{folder} is no folder of a diffusers pipeline: it has no model_index.json with a "
                          "_class_name") from None
-    family = next((each for each in (WAN, HUNYUAN) if name in each.values()), None)
+    family = next((each for each in FAMILIES if name in each.values()), None)
     if family is None:
         raise InputError(f"{folder} is a {name}; features are written for "
-                         f"{', '.join([*WAN.values(), *HUNYUAN.values()])}")
+                         f"{', '.join(each for family in FAMILIES for each in family.values())}")
     if task and task not in family:
         raise InputError(f"--task {task} is not for a {name}; give {' or '.join(family)}")
     name = family[task] if task else name
@@ -107,7 +109,9 @@ class Encoder:
             video = FrameFolder(path, self.flags.fps or 1) if path.is_dir() else VideoFile(path)
             step = video.fps / self.flags.fps if self.flags.fps else 1
             numbers = [round(i * step) for i in range(self.flags.num_frames) if round(i * step) < video.total]
-            between = self.pipeline.vae_scale_factor_temporal
+            between = getattr(self.pipeline, "vae_scale_factor_temporal", None)
+            if between is None:
+                raise RecordError("is a video, and the model's are pictures")
             import numpy
             frames = list(video.frames(numpy.array(numbers[:(len(numbers) - 1) // between * between + 1])))
         own = frames[0].width / frames[0].height
@@ -119,8 +123,13 @@ class Encoder:
                            BICUBIC)
             left, top = (whole.width - columns) // 2, (whole.height - rows) // 2
             cut.append(whole.crop((left, top, left + columns, top + rows)))
-        return self.pipeline.video_processor.preprocess_video(cut, rows, columns).to(self.flags.device,
-                                                                                     self.pipeline.vae.dtype)
+        return self.prepared(cut, rows, columns).to(self.flags.device, self.pipeline.vae.dtype)
+
+    def prepared(self, frames, rows, columns):
+        return self.pipeline.video_processor.preprocess_video(frames, rows, columns)
+
+    def further(self, pixels, record, path_of):
+        return {}
 
     def first_picture(self, pixels):
         picture = (pixels[0, :, 0].float().clamp(-1, 1) + 1) / 2
@@ -218,9 +227,45 @@ class HunyuanEncoder(Encoder):
         return {"cond_latents": self.torch.cat(condition, 1)[0].cpu(), "vision_states": image[0].cpu()}
 
 
+class PictureEncoder(Encoder):
+    def prepared(self, frames, rows, columns):
+        return self.pipeline.image_processor.preprocess(frames, rows, columns).unsqueeze(2)
+
+
+class FluxEncoder(PictureEncoder):
+    def text(self, caption):
+        text, pooled, _ = self.pipeline.encode_prompt(caption, None, device=self.flags.device,
+                                                      max_sequence_length=self.flags.max_text_length or 512)
+        return {"prompt_ids": text[0].cpu(), "pooled_prompt": pooled[0].cpu()}
+
+    def latents(self, pixels):
+        config = self.pipeline.vae.config
+        encoded = self.pipeline.vae.encode(pixels[:, :, 0]).latent_dist.mode().float()
+        return ((encoded - config.shift_factor) * config.scaling_factor)[0].unsqueeze(1).cpu()
+
+
+class QwenEncoder(PictureEncoder):
+    """Captions have as many tokens as they have: they are padded to one length."""
+
+    def text(self, caption):
+        most = self.flags.max_text_length or 512
+        text, _ = self.pipeline.encode_prompt(caption, device=self.flags.device, max_sequence_length=most)
+        count = text.shape[1]
+        padded = self.torch.nn.functional.pad(text[0], (0, 0, 0, most - count))
+        return {"prompt_ids": padded.cpu(), "prompt_mask": self.torch.arange(most) < count}
+
+    def latents(self, pixels):
+        config = self.pipeline.vae.config
+        mean, deviation = (self.torch.tensor(values, device=pixels.device).view(1, -1, 1, 1, 1)
+                           for values in (config.latents_mean, config.latents_std))
+        encoded = self.pipeline.vae.encode(pixels).latent_dist.mode().float()
+        return ((encoded - mean) / deviation)[0].cpu()
+
+
 def encoder_of(flags):
     pipeline = load_pipeline(flags.model, flags.task, flags.dtype, flags.device)
-    return (WanEncoder if type(pipeline).__name__ in WAN.values() else HunyuanEncoder)(flags, pipeline)
+    encoders = zip(FAMILIES, (WanEncoder, HunyuanEncoder, FluxEncoder, QwenEncoder), strict=True)
+    return next(each for family, each in encoders if type(pipeline).__name__ in family.values())(flags, pipeline)
 
 
 def sources_of(flags):

@@ -8,6 +8,7 @@ from preprocess_input import InputError
 from preprocess_latents import parse_arguments, write_features
 from tiny_hunyuan import make_hunyuan
 from tiny_ltx2 import BINS, SOUND_CHANNELS, make_ltx2, write_precomputed
+from tiny_pictures import make_flux, make_qwen_image
 from tiny_wan import CHANNELS, WIDTH, make_pipeline, write_video
 
 TEXT = 12
@@ -151,3 +152,31 @@ def test_features_of_ltx2s_trainer(folder):
             expected = both.audio_connector(text["prompt_embeds"][None], mask)[0][0]
         torch.testing.assert_close(found["prompt_ids"][1], expected)
         assert found["prompt_mask"][0].all()  # registers take the places of padding
+
+
+@pytest.mark.parametrize("make", [make_flux, make_qwen_image])
+def test_features_of_pictures_are_the_pipelines(clips, make):
+    from PIL import Image
+
+    folder, text = clips / make.__name__, "a red ball moves " * 9
+    pipeline = make(folder)
+    (clips / "pictures.jsonl").write_text(json.dumps({"image": "wide/000.png", "text": text}))
+    words = ["--input", clips / "pictures.jsonl", "--size", "32x48"]
+    preprocess(clips, folder, *words, "--output", clips / f"out_{make.__name__}", "--max-text-length", 48)
+    found = torch.load(clips / f"out_{make.__name__}" / "features" / "0000000.pt")
+    pixels = pipeline.image_processor.preprocess(Image.open(clips / "wide" / "000.png"), 32, 48)
+    with torch.no_grad():
+        if make is make_flux:
+            expected, pooled, _ = pipeline.encode_prompt(text, None, max_sequence_length=48)
+            torch.testing.assert_close(found["pooled_prompt"], pooled[0])
+            latents = (pipeline.vae.encode(pixels).latent_dist.mode() - 0.1) * 0.4
+            torch.testing.assert_close(found["prompt_ids"], expected[0])
+        else:
+            expected, _ = pipeline.encode_prompt(text, max_sequence_length=48)
+            mean, std = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (pipeline.vae.config.latents_mean,
+                                                                             pipeline.vae.config.latents_std))
+            latents = ((pipeline.vae.encode(pixels.unsqueeze(2)).latent_dist.mode() - mean) / std)[:, :, 0]
+            count = found["prompt_mask"].sum()
+            assert 0 < count == expected.shape[1] <= 48 and not found["prompt_ids"][count:].any()
+            torch.testing.assert_close(found["prompt_ids"][:count], expected[0])
+    torch.testing.assert_close(found["video"], latents[0].unsqueeze(1))

@@ -12,15 +12,20 @@ TEMPLATE = ("{% for message in messages %}{% if message['role'] == 'user' %}" + 
             "{{ message['content'] }} box{% endif %}{% endfor %}")
 
 
+def qwen_sizes(width):
+    """Of Qwen2.5-VL's text."""
+    return dict(vocab_size=16, hidden_size=width, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
+                num_key_value_heads=1, max_position_embeddings=2048,
+                rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]})
+
+
 def make_encoders():
     from transformers import ByT5Tokenizer, Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, T5Config, T5EncoderModel
 
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.post_processor = None
     tokenizer.chat_template = TEMPLATE
-    qwen = Qwen2_5_VLTextConfig(vocab_size=16, hidden_size=TEXT, intermediate_size=24, num_hidden_layers=3,
-                                num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=2048,
-                                rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]})
+    qwen = Qwen2_5_VLTextConfig(**qwen_sizes(TEXT))
     letters = T5Config(vocab_size=384, d_model=LETTERS, d_kv=6, d_ff=16, num_layers=1, num_heads=2,
                        feed_forward_proj="gated-gelu")
     return dict(text_encoder=Qwen2_5_VLTextModel(qwen).eval(), tokenizer=tokenizer,
