@@ -29,12 +29,15 @@ bool goes(const std::function<void()>& check) {
   return true;
 }
 
-/// A small model of the family, by the first additions to a common config.json that it takes: its kinds of layers, or
-/// the size of a head.
+/// A small model of the family, by the first additions to a common config.json that it takes: its kinds of layers, a
+/// text model of its own, or the size of a head.
 Network small_network(const ModelFamily& family) {
   constexpr int64_t kHidden = 1024, kHeads = 8;
-  const nlohmann::ordered_json tower = {
-      {"out_hidden_size", kHidden}, {"deepstack_visual_indexes", {0}}, {"image_size", 256}, {"vision_use_head", false}};
+  const nlohmann::ordered_json tower = {{"out_hidden_size", kHidden},
+                                        {"deepstack_visual_indexes", {0}},
+                                        {"image_size", 256},
+                                        {"patch_size", 16},
+                                        {"vision_use_head", false}};
   nlohmann::ordered_json config = {{"model_type", family.model_type},
                                    {"vocab_size", 256000},
                                    {"hidden_size", kHidden},
@@ -46,9 +49,12 @@ Network small_network(const ModelFamily& family) {
                                    {"layers_block_type", {"linear_attention", "full_attention", "mlp", "moe"}},
                                    {"vision_config", tower},
                                    {"audio_config", {{"output_dim", kHidden}}}};
+  auto text = config;
+  text.erase("model_type");
   Network network;
   const nlohmann::ordered_json additions[] = {{{"layer_types", {"conv", "full_attention", "conv", "full_attention"}}},
-                                              nlohmann::ordered_json::object()};
+                                              nlohmann::ordered_json::object(),
+                                              {{"text_config", text}, {"llm_config", text}}};
   for (const auto& addition : additions) {
     auto whole = config;
     whole.update(addition);
@@ -100,8 +106,8 @@ int run_models(int argc, char** argv) {
                "megashard models");
   app.formatter(std::make_shared<HelpFormat>());
   if (!parse_words(app, argc, argv, "", "; `megashard models --help` lists the flags")) return 0;
-  TextTable table({"model_type", "class", "parts of a layer", "experts", "towers", "tensor parallel", "Ulysses",
-                   "ring", "torch_dist layout"});
+  TextTable table({"model_type", "class", "parts of a layer", "experts", "towers", "tensor parallel", "Ulysses", "ring",
+                   "torch_dist layout"});
   for (const auto& family : model_families()) table.add(row_of(family));
   table.print();
   return 0;
