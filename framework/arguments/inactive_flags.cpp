@@ -15,8 +15,7 @@ void accept_parts_of_precision(CompatibilityFlags& flags) {
                {{"--keep-fp8-transpose-cache"}, {"--reuse-grad-buf-for-mxfp8-param-ag"}});
   flags.accept("an expert's rows need no padding here",
                {{"--moe-router-padding-for-fp8"}, {"--moe-router-padding-for-quantization"}});
-  flags.accept("it only matters with --fp4-format, which is refused",
-               {{"--fp4-recipe", 1}, {"--fp4-quantizer-factory", 1}});
+  flags.accept("it only matters with --fp4-recipe custom, which is refused", {{"--fp4-quantizer-factory", 1}});
   flags.accept("it only matters with --use-kitchen-attention, which is refused", {{"--kitchen-attention-backend", 1}});
 }
 

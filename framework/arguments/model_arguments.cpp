@@ -102,6 +102,22 @@ void add_precision(std::vector<Option>& rows) {
               "scales of --fp8-format: tensorwise: one per tensor, from its current values; mxfp8: a power of two per "
               "32 numbers")
       .refuse_values({"blockwise", "custom"}, "there are tensorwise and mxfp8; use one of them");
+  scaling.choice("--fp4-format", &A::fp4_format, kReport, {{"e2m1", Fp4Format::kE2m1}},
+                 "compute linear layers except the output's in fp4, which rounds gradients at random");
+  scaling
+      .choice("--fp4-recipe", &A::fp4_recipe, kReport, {{"nvfp4", Fp4Recipe::kNvfp4}},
+              "scales of --fp4-format: one per 16 numbers in e4m3, and one per tensor")
+      .refuse_values({"custom"}, "there is nvfp4; leave it out");
+  scaling.add("--first-last-layers-bf16", &A::first_last_layers_bf16, kReport,
+              "leave the first and last layers out of --fp8-format or --fp4-format");
+  scaling
+      .add("--num-layers-at-start-in-bf16", &A::num_layers_at_start_in_bf16, kReport,
+           "how many first ones --first-last-layers-bf16 leaves out")
+      .at_least(0);
+  scaling
+      .add("--num-layers-at-end-in-bf16", &A::num_layers_at_end_in_bf16, kReport,
+           "how many last ones --first-last-layers-bf16 leaves out")
+      .at_least(0);
   group.computed("params_dtype", &A::params_dtype);
   group.refused("--fp16-lm-cross-entropy", 0, "the loss is computed in fp32; leave it out");
   group.refused("--fp32-residual-connection", 0, "the residual stream has the dtype of the parameters; leave it out");
@@ -139,6 +155,10 @@ void check_precision(const Arguments& arguments, Mistakes& rules) {
   rules.require(!arguments.fp8_format || arguments.fp8_recipe != Fp8Recipe::kDelayed,
                 "--fp8-format needs --fp8-recipe tensorwise or mxfp8: Megatron's default, delayed, takes scales from "
                 "earlier steps, which this program does not.");
+  rules.require(!arguments.fp8_format || !arguments.fp4_format,
+                "--fp8-format and --fp4-format exclude each other; keep one.");
+  rules.require(!arguments.first_last_layers_bf16 || arguments.fp8_format || arguments.fp4_format,
+                "--first-last-layers-bf16 needs --fp8-format or --fp4-format, which it leaves layers out of.");
 }
 
 void derive_precision(Arguments& arguments, const RunParts& parts, const DiagnosticSink& sink) {

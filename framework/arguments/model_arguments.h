@@ -47,6 +47,8 @@ struct RegularizationArguments {
 
 enum class Fp8Format { kE4m3, kHybrid };
 enum class Fp8Recipe { kDelayed, kTensorwise, kMxfp8 };
+enum class Fp4Format { kE2m1 };
+enum class Fp4Recipe { kNvfp4 };
 
 struct PrecisionArguments {
   bool fp16 = false;                  // parameters are STORED in fp16; see docs/arguments.md
@@ -61,6 +63,10 @@ struct PrecisionArguments {
   int64_t hysteresis = 2;
   std::optional<Fp8Format> fp8_format;         // unset: no fp8
   Fp8Recipe fp8_recipe = Fp8Recipe::kDelayed;  // Megatron's default, which --fp8-format refuses
+  std::optional<Fp4Format> fp4_format;         // unset: no fp4
+  Fp4Recipe fp4_recipe = Fp4Recipe::kNvfp4;
+  bool first_last_layers_bf16 = false;
+  int64_t num_layers_at_start_in_bf16 = 1, num_layers_at_end_in_bf16 = 1;
 
   bool has_constant_loss_scale() const { return loss_scale.value_or(0) != 0; }
 };

@@ -74,12 +74,8 @@ void refuse_precision(CompatibilityFlags& flags) {
   flags.refuse("weights stay as they are stored; set fp8_all_gather: true in the FSDP2 file to gather them in fp8",
                {{"--fp8-param-gather"}});
   flags.refuse("all linear layers but the output's compute in fp8, in all three products; leave it out",
-               {{"--first-last-layers-bf16"},
-                {"--num-layers-at-start-in-bf16", 1, "1"},
-                {"--num-layers-at-end-in-bf16", 1, "1"},
-                {"--no-fp8-wgrad", 0, "", "--disable-fp8-wgrad"}});
-  flags.refuse("fp4 training is not part of this program; use param_dtype: bf16",
-               {{"--fp4-format", 1}, {"--fp4-param-gather"}});
+               {{"--no-fp8-wgrad", 0, "", "--disable-fp8-wgrad"}});
+  flags.refuse("weights stay as they are stored; leave it out", {{"--fp4-param-gather"}});
   flags.refuse("the FSDP2 file decides on precision; use param_dtype and reduce_dtype there",
                {{"--te-precision-config-file", 1},
                 {"--kitchen-config-file", 1},

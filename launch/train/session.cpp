@@ -271,12 +271,18 @@ BuiltModel build_model(const RunPlan& plan, bool initialises) {
     // With the meta device --no-initialization only means not to initialise twice (MindSpeed-MM).
     const bool draws = arguments.perform_initialization || arguments.init_model_with_meta_device;
     if (initialises && draws && init != nullptr) init->init_weights();
+    Float8Modules modules = plan.float8_modules;
+    if (arguments.first_last_layers_bf16) {
+      modules.first = arguments.num_layers_at_start_in_bf16;
+      modules.last = arguments.num_layers_at_end_in_bf16;
+    }
+    if (arguments.fp4_format) use_float4(*model, modules);
     if (arguments.fp8_format) {
       use_float8(
           *model,
           {.recipe = arguments.fp8_recipe == Fp8Recipe::kMxfp8 ? Float8Recipe::kMxfp8 : Float8Recipe::kTensorwise,
            .gradient_format = arguments.fp8_format == Fp8Format::kHybrid ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn},
-          plan.float8_modules);
+          modules);
     }
     if (arguments.lora_r) {
       add_lora(*model, {.rank = *arguments.lora_r,
@@ -365,6 +371,8 @@ std::optional<Session> open_reference(const RunPlan& plan, const ParallelGroups&
   arguments.params_dtype = choice_name("ref_model_dtype", arguments.ref_model_dtype);
   arguments.lora_r.reset();
   arguments.fp8_format.reset();
+  arguments.fp4_format.reset();
+  arguments.first_last_layers_bf16 = false;
   own.trains = false;
   own.sharding.config.mixed_precision = {};
   own.sharding.config.fp8_all_gather.reset();

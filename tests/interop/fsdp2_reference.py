@@ -21,7 +21,7 @@ JOB.json is a list of cases; train_dump (the C++ twin) reads the same file. Fiel
   save, save_after   folder for a DCP step of model and optimizer after so many steps (optional, only here)
   loss_scale         {"initial": N, "window": N, "overflows": [STEP, ...]}: of torch's GradScaler (optional); in these
                steps a gradient is infinite on the last of the ranks that shard it, in every replica
-  fp8          {"recipe": "tensorwise" or "mxfp8", "gradients": "e4m3fn" or "e5m2"}: of linear layers (optional)
+  fp8          {"recipe": "tensorwise", "mxfp8" or "nvfp4", "gradients": "e4m3fn" or "e5m2"}: linear layers (optional)
   count_memory       path of live_memory.so: bytes of tensors are counted, and no tensors written (optional)
   process_group      "fake": one rank, whose collectives do nothing (optional)
 Written: loss [steps] (mean over ranks; of conversations over the tokens to learn), grad_norm [steps] (before clipping;

@@ -15,6 +15,7 @@ LOOP = ("--micro-batch-size 1 --global-batch-size 4 --lr 1e-2 --log-interval 1 -
 RECIPES = {"tensorwise": dict(recipe="tensorwise", gradients="e5m2"),
            "tensorwise e4m3": dict(recipe="tensorwise", gradients="e4m3fn"),
            "mxfp8": dict(recipe="mxfp8", gradients="e4m3fn")}
+NVFP4 = dict(recipe="nvfp4", gradients="")  # e2m1, rounded at random
 RUNS = {"one rank": dict(mesh=[1]), "FSDP2": dict(mesh=[2])}
 
 
@@ -39,7 +40,7 @@ def results(tmp_path_factory):
     common = dict(model=str(folder / "model"), batches=str(folder / "batches"), steps=STEPS, optimizer="sgd", lr=0.01,
                   weight_decay=0.1, clip=1.0, param_dtype=None, reduce_dtype=None, reshard=None, wrapper="fsdp2")
     jobs, outputs = {"theirs": [], "ours": []}, {}
-    for recipe, fields in (RECIPES | {"none": None}).items():
+    for recipe, fields in (RECIPES | {"none": None, "nvfp4": NVFP4}).items():
         for run, more in RUNS.items():
             for side, each in jobs.items():
                 outputs[side, recipe, run] = folder / f"{side}.{recipe}.{run}"
@@ -72,6 +73,20 @@ def test_losses_and_gradients_are_pytorchs(results, recipe, run):
         assert changed > 0.05 and distance(mine[name], expected[name]) <= changed / 4, name
 
 
+@pytest.mark.parametrize("run", RUNS)
+def test_losses_in_fp4_are_pytorchs(results, run):
+    """Gradients are rounded at random on both sides, so they differ by as much as each differs from its mean; the
+    kernel's test has the same draws on both."""
+    mine, expected, plain = (results[key] for key in (("ours", "nvfp4", run), ("theirs", "nvfp4", run),
+                                                      ("theirs", "none", run)))
+    assert mine["loss"][-1] < mine["loss"][0]
+    assert (mine["loss"][0] / expected["loss"][0] - 1).abs() <= 1e-6
+    assert (mine["loss"][0] / plain["loss"][0] - 1).abs() > 1e-4
+    for name in [key for key in expected if key.startswith("grad.") and "proj" in key]:
+        changed = distance(expected[name], plain[name])
+        assert changed > 0.1 and distance(mine[name], plain[name]) == pytest.approx(changed, rel=0.2), name
+
+
 
 def test_by_flags(folder):
     """A loss that falls, other numbers than without, and the same again."""
@@ -84,3 +99,7 @@ def test_by_flags(folder):
     assert fp8 == losses("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise") != plain
     assert losses("--fp8-format", "e4m3", "--fp8-recipe", "tensorwise") != fp8
     assert fp8[-1] < fp8[0]
+    fp4, of_one_layer = losses("--fp4-format", "e2m1"), losses("--fp4-format", "e2m1", "--first-last-layers-bf16",
+                                                               "--num-layers-at-start-in-bf16", 0)
+    assert fp4[0] not in (plain[0], fp8[0]) and fp4[-1] < fp4[0]
+    assert of_one_layer[0] not in (plain[0], fp4[0])

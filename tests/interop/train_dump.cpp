@@ -111,8 +111,13 @@ std::shared_ptr<MultiModalModule> make_model(const json& job, const Arguments& a
   auto model = registry.create(arguments);
   if (job.contains("fp8")) {
     const auto& fp8 = job.at("fp8");
-    use_float8(*model, {.recipe = fp8.at("recipe") == "mxfp8" ? Float8Recipe::kMxfp8 : Float8Recipe::kTensorwise,
-                        .gradient_format = fp8.at("gradients") == "e5m2" ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn});
+    const auto gradients = fp8.at("gradients") == "e5m2" ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+    if (fp8.at("recipe") == "nvfp4") {
+      use_float4(*model);
+    } else {
+      use_float8(*model, {.recipe = fp8.at("recipe") == "mxfp8" ? Float8Recipe::kMxfp8 : Float8Recipe::kTensorwise,
+                          .gradient_format = gradients});
+    }
   }
   return model;
 }

@@ -56,6 +56,8 @@ def titan_run(keys, folder, workshop, ranks, steps):
             words += ["--lora-r", each["rank"], "--lora-alpha", each["alpha"], "--lora-target-modules", *targets]
         else:
             words += CONVERTERS[each["call"]]
+            if each.get("fqns") == "text":  # computed: the leading layers
+                words += ["--first-last-layers-bf16", "--num-layers-at-start-in-bf16", 0]
     if keys["model_spec"].get("attn_backend") in ("varlen", "flex"):  # attention inside a document
         words += ["--reset-attention-mask", "--reset-position-ids", "--tokenizer-type", "NullTokenizer",
                   "--vocab-size", 63]

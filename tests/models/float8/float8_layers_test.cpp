@@ -57,5 +57,13 @@ TEST(Float8Layers, AreThoseOfTheNamedModules) {
   EXPECT_THAT(usage_error([] { layers_of({.only = {"blocks.{*}"}}); }), HasSubstr("no linear layer of blocks.{*} has"));
 }
 
+TEST(Float8Layers, OfTheDecoderMayLeaveOutThoseAtTheEnds) {
+  EXPECT_THAT(layers_of({.first = 1}), ElementsAre("tower", "layers.1.gate", "layers.1.proj"));
+  EXPECT_THAT(layers_of({.last = 1}), ElementsAre("tower", "layers.0.gate", "layers.0.proj"));
+  EXPECT_THAT(usage_error([] { layers_of({.first = 1, .last = 1}); }), HasSubstr("leaves out all 2 layers; lower"));
+  SmallModel model;
+  EXPECT_EQ(use_float4(model, {.last = 1}), 3);
+}
+
 }  // namespace
 }  // namespace megashard
