@@ -3,8 +3,9 @@
 of MindSpeed-MM's feature folders (framework/data/latent_set.h).
 
 The encoders are those of a diffusers pipeline of Wan (text to video, image to video, VACE), HunyuanVideo 1.5 or, for
-pictures, Flux.1 or Qwen-Image. A line of --input is {"video": PATH, "text": CAPTION}, or with "image" in place of "video"; VACE also takes "vace_video" and
-"vace_video_mask". Needs `diffusers`, `transformers`, `torch` and, for Wan, `ftfy`; video files also `av`.
+pictures, Flux.1 or Qwen-Image. A line of --input is {"video": PATH, "text": CAPTION}, or with "image" in place of
+"video"; VACE also takes "vace_video" and "vace_video_mask". Needs `diffusers`, `transformers`, `torch` and, for Wan,
+`ftfy`; video files also `av`.
 """
 
 import argparse
