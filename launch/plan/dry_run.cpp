@@ -24,6 +24,7 @@
 #include "launch/plan/planned_run.h"
 #include "launch/train/end_of_document.h"
 #include "launch/train/session.h"
+#include "models/diffusion/latent_families.h"
 #include "models/network_arguments.h"
 
 namespace megashard {
@@ -150,6 +151,8 @@ RunPlan plan_with_origins(CommandLine line, const RendezvousOptions& ranks, Valu
   line.mistakes.attempt_or_throw([&] {
     apply_files(line, {}, ranks.world_size, sink);
     origins.note_changes(arguments, line.worker ? "worker " + line.worker->role : "MindSpeed-MM's files");
+    take_length_of_latents(arguments);
+    origins.note_changes(arguments, "data");
     if (arguments.use_checkpoint_args) {
       take_checkpoint_arguments(arguments, sink);
       origins.note_changes(arguments, "checkpoint " + *arguments.load);
@@ -218,11 +221,15 @@ void print_batches(const Arguments& arguments) {
              std::to_string(samples * length) + " tokens");
 }
 
-void print_data(const Arguments& arguments, const Progress& progress) {
+void print_data(const RunPlan& plan, const Progress& progress) {
+  const Arguments& arguments = plan.arguments;
   if (arguments.rollouts) return print_line("training: the rollouts in " + *arguments.rollouts);
   const int64_t end = end_of_document_id(arguments);
   DataOptions data =
       data_options(arguments, /*vocab_size=*/std::max<int64_t>(end, 0) + 1, end);  // token values are not used
+  if (const auto patches = plan.hf_config ? latent_patches_of(*plan.hf_config) : std::nullopt)
+    data.latents = {
+        .patches = *patches, .run = *arguments.global_batch_size, .caption_dropout = arguments.caption_dropout_rate};
   ask_for_samples(run_length(arguments), arguments.train_iters.value_or(0), progress, data);
   const DataSplits splits = build_datasets(data);
   const auto print = [&](const char* split, const auto& dataset, const std::optional<int64_t>& samples) {
@@ -286,7 +293,7 @@ int run_dry_run(const CommandLine& given) {
   print_batches(arguments);
   const Start from = find_start(plan, nullptr, sink);
   const bool goes_on = from.source == WeightSource::kCheckpoint && !from.weights_only;
-  print_data(arguments, {.step = goes_on ? from.step.iteration : 0});
+  print_data(plan, {.step = goes_on ? from.step.iteration : 0});
   print_line(weights_line(from, arguments));
   if (!given.own.contains(kMachine)) print_line(default_device_line(kMachine));
   print_forecast(given, machine, ranks.world_size, arguments.train_iters.value_or(0));

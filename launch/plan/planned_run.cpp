@@ -17,6 +17,7 @@
 #include "launch/plan/device_file.h"
 #include "launch/plan/quiet_callbacks.h"
 #include "launch/train/session.h"
+#include "models/diffusion/latent_families.h"
 #include "models/network_arguments.h"
 #include "parallel/collectives/fake_process_group.h"
 #include "parallel/collectives/routed_process_group.h"
@@ -155,6 +156,7 @@ Arguments planned_arguments(const Arguments& given, int world_size, const PlanCh
 RunPlan plan_of_rank_0(CommandLine line, int world_size, const PlanChange& change, const DiagnosticSink& sink) {
   line.mistakes.attempt_or_throw([&] {
     apply_files(line, kPlanned, world_size, sink);
+    take_length_of_latents(line.arguments);
     if (line.arguments.use_checkpoint_args) take_checkpoint_arguments(line.arguments, sink);
   });
   TORCH_CHECK(!make_objective(line.arguments.objective, line.arguments.objective_options)->needs().values,
@@ -167,6 +169,9 @@ RunPlan plan_of_rank_0(CommandLine line, int world_size, const PlanChange& chang
   if (change.sharding_size) plan.sharding.config.sharding_size = *change.sharding_size;
   if (change.offloads) plan.sharding.config.offload_to_cpu = true;
   plan.hf_config = take_network_from_hf_model(plan.arguments, [](Severity, const std::string&) {});
+  TORCH_CHECK(!plan.hf_config || latent_family_of(plan.hf_config->json()) == nullptr,
+              "steps of models of latents are not planned, since their batches come from the data; train some, "
+              "whose log lines have the times");
   return plan;
 }
 

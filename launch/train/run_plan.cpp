@@ -63,27 +63,6 @@ int64_t samples_of_epoch(const Arguments& arguments) {
   return build_datasets(options).train->size();
 }
 
-/// Without --seq-length a folder of latents says it: the patches of its largest sample.
-void take_length_of_latents(Arguments& arguments) {
-  if (arguments.seq_length || !arguments.hf_model) return;
-  const auto config = read_hf_config(model_of_pipeline("--hf-model", *arguments.hf_model));
-  std::array<int64_t, 3> sizes{1, 2, 2};  // Flux's and Qwen-Image's, whose files do not say it
-  if (config && config->contains("patch_size") && config->at("patch_size").is_array())
-    sizes = config->at("patch_size").get<std::array<int64_t, 3>>();
-  if (config && config->contains("patch_size_t")) {  // HunyuanVideo and LTX-2 have two numbers
-    const auto side = config->value("patch_size", int64_t{1});
-    sizes = {config->value("patch_size_t", int64_t{1}), side, side};
-  }
-  int64_t most = 0;
-  for (const auto* words : {&arguments.data_path, &arguments.train_data_path, &arguments.valid_data_path}) {
-    for (const auto& prefix : parse_blend(*words).prefixes) {
-      if (std::filesystem::exists(prefix + kLatentsFile)) most = std::max(most, LatentSet(prefix).most_patches(sizes));
-    }
-  }
-  const int64_t multiple = arguments.sequence_multiple();
-  if (most > 0) arguments.seq_length = (most + multiple - 1) / multiple * multiple;
-}
-
 /// ROLL's settings of a model that is not trained.
 void take_inference_settings(RollWorker& worker, Arguments& arguments, const DiagnosticSink& sink) {
   if (!arguments.is_given("micro_batch_size")) arguments.micro_batch_size = worker.infer_batch_size;
@@ -167,6 +146,26 @@ RunPlan validate_run(CommandLine line, const RunParts& parts, const RendezvousOp
           .float8_modules = line.mindspeed ? line.mindspeed->float8 : Float8Modules{},
           .trains = trains,
           .device_mapping = devices};
+}
+
+void take_length_of_latents(Arguments& arguments) {
+  if (arguments.seq_length || !arguments.hf_model) return;
+  const auto config = read_hf_config(model_of_pipeline("--hf-model", *arguments.hf_model));
+  std::array<int64_t, 3> sizes{1, 2, 2};  // Flux's and Qwen-Image's, whose files do not say it
+  if (config && config->contains("patch_size") && config->at("patch_size").is_array())
+    sizes = config->at("patch_size").get<std::array<int64_t, 3>>();
+  if (config && config->contains("patch_size_t")) {  // HunyuanVideo and LTX-2 have two numbers
+    const auto side = config->value("patch_size", int64_t{1});
+    sizes = {config->value("patch_size_t", int64_t{1}), side, side};
+  }
+  int64_t most = 0;
+  for (const auto* words : {&arguments.data_path, &arguments.train_data_path, &arguments.valid_data_path}) {
+    for (const auto& prefix : parse_blend(*words).prefixes) {
+      if (std::filesystem::exists(prefix + kLatentsFile)) most = std::max(most, LatentSet(prefix).most_patches(sizes));
+    }
+  }
+  const int64_t multiple = arguments.sequence_multiple();
+  if (most > 0) arguments.seq_length = (most + multiple - 1) / multiple * multiple;
 }
 
 RunPlan plan_run(CommandLine line, const RunParts& parts, const RendezvousOptions& ranks, const DiagnosticSink& sink) {

@@ -36,12 +36,14 @@ struct RunPlan {
 
 /// Completes the arguments of a command line for these parts of a run and checks them: ROLL's worker, MindSpeed-MM's
 /// files, --use-checkpoint-args, this machine and its ranks, the FSDP2 file, config.json of --hf-model. Without
-/// training, options that only pretrain reads have their defaults. Throws UsageErrors. The three functions below are
+/// training, options that only pretrain reads have their defaults. Throws UsageErrors. The four functions below are
 /// its steps.
 RunPlan plan_run(CommandLine line, const RunParts& parts, const RendezvousOptions& ranks, const DiagnosticSink& sink);
 
 /// Applies ROLL's worker and MindSpeed-MM's files, which depend on the number of ranks and on the data.
 void apply_files(CommandLine& line, const RunParts& parts, int64_t world_size, const DiagnosticSink& sink);
+/// Without --seq-length a folder of latents says it: the patches of its largest sample.
+void take_length_of_latents(Arguments& arguments);
 /// Runs validate_arguments with this machine's GPUs and variables, and reads and checks the FSDP2 file (its keys:
 /// `log`). config.json is not read yet.
 RunPlan validate_run(CommandLine line, const RunParts& parts, const RendezvousOptions& ranks,

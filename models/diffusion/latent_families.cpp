@@ -33,6 +33,13 @@ const LatentFamily* latent_family_of(const nlohmann::ordered_json& config) {
   return found == latent_families().end() ? nullptr : &*found;
 }
 
+std::optional<LatentPatches> latent_patches_of(const HfConfig& config) {
+  const LatentFamily* family = latent_family_of(config.json());
+  if (family == nullptr) return std::nullopt;
+  InitTape tape;
+  return tape.construct([&] { return family->make(config); })->latent_patches();
+}
+
 void check_settings(const LatentFamily& family, const HfConfig& config) {
   InitTape tape;
   tape.construct([&] { return family.make(config); });

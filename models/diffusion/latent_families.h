@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ struct LatentFamily {
 const std::vector<LatentFamily>& latent_families();
 /// The family of a config.json by its `_class_name`; null if it is of no model of latents.
 const LatentFamily* latent_family_of(const nlohmann::ordered_json& config);
+/// The patches of config.json's model; unset if it is of no model of latents.
+std::optional<LatentPatches> latent_patches_of(const HfConfig& config);
 /// Throws for settings of config.json that the family does not support.
 void check_settings(const LatentFamily& family, const HfConfig& config);
 

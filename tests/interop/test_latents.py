@@ -72,6 +72,15 @@ def test_a_training_is_that_of_diffusers(folder, data, expected, ranks, more):
     assert "11 samples, 162 latents; asked for: 40 samples" in out
 
 
+def test_a_dry_run_counts_latents(folder, data):
+    flags = ["--hf-model", folder / "wan", "--data-path", data, *FLAGS.split(), "--use-torch-fsdp2"]
+    flags = [flag for flag in flags if flag not in ("--seq-length", "24")]
+    out = megashard.run(megashard.PROGRAM, "pretrain", "--dry-run", *flags).stdout
+    assert "11 samples, 162 latents; asked for: 40 samples" in out
+    assert "sequences of 18 tokens a step" in out  # patches of the largest video
+    assert "no units and no forecast: steps of models of latents are not planned" in out
+
+
 def further_samples(family):
     """Samples of models with more columns than Wan's, and what diffusers takes of one."""
     draw = torch.Generator().manual_seed(4)
