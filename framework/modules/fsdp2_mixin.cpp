@@ -294,7 +294,9 @@ void FSDP2Mixin::set_fullyshard_modules_to_wrap() {
 }
 
 void FSDP2Mixin::shard_matching(const std::vector<std::string>& patterns) {
-  shard_modules(select(patterns, "sub_modules_to_wrap"));
+  auto modules = select(patterns, "sub_modules_to_wrap");
+  leave_out_tied(modules, key_in_file(request_.config, "sub_modules_to_wrap"), request_.sink);
+  shard_modules(modules);
 }
 
 void FSDP2Mixin::shard_modules(const std::vector<NamedModule>& modules) {

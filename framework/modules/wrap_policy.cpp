@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <unordered_map>
 
 #include "framework/arguments/nearest_name.h"
 #include "framework/arguments/yaml_value.h"
@@ -220,6 +221,34 @@ std::string unit_plan_text(const UnitPlan& plan) {
   }
   text << kForward << ": " << plan.forward_prefetch << "\n" << kBackward << ": " << plan.backward_prefetch << "\n";
   return text.str();
+}
+
+namespace {
+
+bool is_inside(const std::string& path, const std::string& outer) { return path.starts_with(outer + "."); }
+
+}  // namespace
+
+void leave_out_tied(std::vector<NamedModule>& modules, const std::string& key, const DiagnosticSink& sink) {
+  std::unordered_map<const c10::TensorImpl*, std::vector<const NamedModule*>> owners;
+  for (const auto& each : modules) {
+    for (const auto& parameter : each.module->parameters()) owners[parameter.unsafeGetTensorImpl()].push_back(&each);
+  }
+  std::set<std::string> tied;
+  for (const auto& each : modules) {
+    const auto is_shared = [&](const at::Tensor& parameter) {
+      return std::ranges::any_of(owners[parameter.unsafeGetTensorImpl()], [&](const NamedModule* other) {
+        return other->module != each.module && !is_inside(each.path, other->path) && !is_inside(other->path, each.path);
+      });
+    };
+    const auto parameters = each.module->parameters();
+    if (!parameters.empty() && std::ranges::all_of(parameters, is_shared)) tied.insert(each.path);
+  }
+  if (tied.empty()) return;
+  std::erase_if(modules, [&](const NamedModule& each) { return tied.contains(each.path); });
+  if (sink)
+    sink(Severity::kNotice, "FSDP2: " + key + ": " + c10::Join(", ", std::vector(tied.begin(), tied.end())) +
+                                " have one weight, so they stay in the unit around them");
 }
 
 }  // namespace megashard

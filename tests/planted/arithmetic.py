@@ -49,7 +49,7 @@ FAULTS = [
     seen("positions run on behind a packed conversation", "framework/data/conversation_dataset.cpp",
          "positions + count, int64_t{0});", "positions + count, PLANTED ? begin : int64_t{0});", PACKED),
     seen("positions of pictures run on behind a document", "models/vision/mrope_positions.cpp",
-         "int64_t next_position = 0;", "int64_t next_position = PLANTED ? begin : 0;", PICTURES),
+         "void begin_document() { next_ = 0; }", "void begin_document() { next_ = PLANTED ? next_ : 0; }", PICTURES),
     seen("a message is taken for another collective's", "parallel/collectives/host_messages.cpp",
          "!= expected || slot.tag != tag) continue;", "!= expected || (!PLANTED && slot.tag != tag)) continue;",
          MESSAGES),
