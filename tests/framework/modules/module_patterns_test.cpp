@@ -1,11 +1,13 @@
 #include "framework/modules/module_patterns.h"
 
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <sstream>
 
+#include "framework/modules/wrap_policy.h"
 #include "parallel/fsdp/hooked_module.h"
 #include "tests/support/diagnostics.h"
 
@@ -317,6 +319,22 @@ TEST_F(ModulePatterns, PathsOfOtherLayoutsAreTranslated) {
   EXPECT_EQ(here("decoder.{*}.mlp"), "model.layers.{*}.mlp");
   for (const char* own : {"model.layers.{*}", "model", "*.norm", "decoders.{*}", "model.elsewhere"})
     EXPECT_EQ(here(own), own);
+}
+
+TEST_F(ModulePatterns, EndsOfATiedWeightStayTogether) {
+  const auto head = model->named_children()["lm_head"];
+  const auto embeddings = model->named_children()["model"]->named_children()["embed_tokens"];
+  const std::vector<NamedModule> ends{{"model.embed_tokens", embeddings.get()}, {"lm_head", head.get()}};
+  const auto weight = at::zeros({2, 2});
+  for (const auto& end : ends) end.module->register_parameter("weight", weight);
+  auto units = ends;
+  leave_out_tied(units, "sub_modules_to_wrap", told.sink());
+  EXPECT_TRUE(units.empty());
+  EXPECT_THAT(told.text(), HasSubstr("sub_modules_to_wrap: lm_head, model.embed_tokens have one weight, so they stay"));
+  head->register_parameter("bias", at::zeros({2}));
+  units = ends;
+  leave_out_tied(units, "sub_modules_to_wrap", told.sink());
+  EXPECT_EQ(units.size(), 1u) << "a module with another weight is a unit";
 }
 
 TEST(DescribeMatch, SaysWhatMatched) {
