@@ -59,8 +59,8 @@ def parse_arguments():
                         "the template repeats answers otherwise later, such as Qwen3's without their reasoning")
     parser.add_argument("--template", choices=tuple(TEMPLATES),
                         help="conversations only: tokenise turn by turn, as LLaMA-Factory and MindSpeed-MM do, instead "
-                        "of by the model's chat template; <image> in the text stands for a picture, <audio> for a clip of "
-                        "sound")
+                        "of by the model's chat template; <image> in the text stands for a picture, <audio> for a "
+                        "clip of sound")
     parser.add_argument("--columns", nargs="+", metavar="KEY=NAME",
                         help="with --template: where a record has its turns, and what they call their parts: "
                         + " ".join(f"{key}={name}" for key, name in COLUMNS.items()))

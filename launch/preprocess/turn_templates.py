@@ -1,8 +1,8 @@
 """Conversations tokenised turn by turn (--template), as LLaMA-Factory does it, and MindSpeed-MM in its configurations.
 
 A record has its turns in one column, pairs of a question and an answer, and its pictures and clips of sound in others;
-<image> and <audio> stand in the text for each of them, in their order. Each turn is tokenised by itself. An answer is learnt with what ends it.
-What is longer than --cutoff-length is cut, pair by pair.
+<image> and <audio> stand in the text for each of them, in their order. Each turn is tokenised by itself. An answer is
+learnt with what ends it. What is longer than --cutoff-length is cut, pair by pair.
 """
 
 import math
@@ -67,8 +67,8 @@ TEMPLATES = {"qwen2vl": Template("You are a helpful assistant.", 0), "qwen3_vl_n
              "internvl2_5": Template(INTERNVL, 3, question="<|im_start|>user\n{}<|im_end|>\n",
                                      answer="<|im_start|>assistant\n{}<|im_end|>\n", picture="{}",
                                      mark="<IMG_CONTEXT>", head="<|im_start|>assistant\n")}
-COLUMNS = {"messages": "conversations", "images": "", "audios": "", "system": "", "role": "from", "content": "value", "user": "human",
-           "assistant": "gpt", "system_role": "system"}  # LLaMA-Factory's defaults
+COLUMNS = {"messages": "conversations", "images": "", "audios": "", "system": "", "role": "from", "content": "value",
+           "user": "human", "assistant": "gpt", "system_role": "system"}  # LLaMA-Factory's defaults
 
 
 def columns_of(words):

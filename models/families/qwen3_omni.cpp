@@ -17,9 +17,9 @@ HfConfig thinker_config(const HfConfig& root) { return root.object("thinker_conf
 DecoderConfig read_thinker(const HfConfig& root) {
   const auto thinker = thinker_config(root);
   const auto text = text_config(thinker);
-  auto network = read_text(thinker, {.names = class_names("Qwen3OmniMoeThinkerText"),
-                                     .kv_heads = 4,
-                                     .rotary = {.theta = 1e6, .mrope_section = {24, 20, 20}, .mrope_interleaved = true}});
+  const RotaryConfig rotary{.theta = 1e6, .mrope_section = {24, 20, 20}, .mrope_interleaved = true};
+  auto network =
+      read_text(thinker, {.names = class_names("Qwen3OmniMoeThinkerText"), .kv_heads = 4, .rotary = rotary});
   network.names.model = "Qwen3OmniMoeThinkerForConditionalGeneration";
   network.qk_norm = true;
   network.qkv_bias = network.attention_out_bias = text.get("attention_bias", false);

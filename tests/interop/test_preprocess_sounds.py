@@ -98,8 +98,9 @@ def test_conversations_with_sound_are_prepared_and_trained(tmp_path, make):
     assert train(tmp_path, "--context-parallel-size", 2) == pytest.approx(ones, rel=2e-6)
     units = tmp_path / "fsdp2.yaml"
     units.write_text("sharding_size: 2\nrecompute_modules: ['model.audio_tower.layers.{*}']\nuse_reentrant: false\n")
-    more = ["--expert-model-parallel-size", 2] if make is make_omni else []
-    assert train(tmp_path, "--fsdp2-config-path", units, "--micro-batch-size", 1, *more, ranks=4) == pytest.approx(ones, rel=2e-6)
+    more = ["--fsdp2-config-path", units, "--micro-batch-size", 1]
+    more += ["--expert-model-parallel-size", 2] if make is make_omni else []
+    assert train(tmp_path, *more, ranks=4) == pytest.approx(ones, rel=2e-6)
 
 
 @pytest.fixture(scope="module")

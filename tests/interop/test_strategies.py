@@ -113,7 +113,9 @@ def has(family, strategy):
     of_experts = "expert_ranks" in strategy
     if family in UNCUT and "tensor_ranks" in strategy or family in NO_RING and "ring" in strategy:
         return False
-    return not ("tensor_ranks" in strategy and sees(family)) and (not of_experts or family.endswith("_moe") or family in EXPERTS)
+    if sees(family) and "tensor_ranks" in strategy:
+        return False
+    return not of_experts or family.endswith("_moe") or family in EXPERTS
 
 
 def is_in_sample(family, strategy):

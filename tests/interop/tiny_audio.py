@@ -7,8 +7,8 @@ import numpy
 import torch
 from safetensors.torch import load_file, save_file
 
-from tiny_vision import (AGAIN, ASKED, IMAGE, MARKS, SMALL_TEXT, TEMPLATE, VIDEO, WORDS, make_pictures, make_tokenizer, said,
-                         saved, asked, write_conversations, write_video)
+from tiny_vision import (AGAIN, ASKED, IMAGE, MARKS, SMALL_TEXT, TEMPLATE, VIDEO, WORDS, asked, make_pictures,
+                         make_tokenizer, said, saved, write_conversations, write_video)
 
 LONG = "the cat sat on the mat the mat sat on the cat the cat sat"
 SOUND_MARKS = ["<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"]
