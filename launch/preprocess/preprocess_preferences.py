@@ -39,8 +39,8 @@ class PreferenceEncoder(Encoder):
             require_template(self.model, self.tokenizer)
             conversation = self.checked(where, answer.of)
             if any(isinstance(message.get("content"), list) for message in conversation.messages[-answer.turns:]):
-                raise RecordError(f"{where}: an answer has a picture, a video or a sound; only questions may have them: "
-                                  "delete the record")
+                raise RecordError(f"{where}: an answer has a picture, a video or a sound; only questions may have "
+                                  "them: delete the record")
             items = items or self.items_of(where, conversation, folder)  # the same for both answers
             made.append((*self.tokens_of(where, conversation, answer.turns, items[1]), items[0],
                          [*conversation.told, *self.dropped(where, conversation)]))

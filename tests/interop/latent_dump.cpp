@@ -2,9 +2,9 @@
 //   latent_dump JOBS.json
 // Fields of a job: `model` (directory), `input` (safetensors: columns of a batch of latents by their names), `output`
 // (safetensors, to write: predictions; losses of the patches; grad.NAME of the mean loss of the patches of token_mask;
-// flops of a step; aux.NAME of each rank, terms that the model adds), `world` (ranks, which are threads), and optional: `fsdp2_config` (text of an FSDP2 file; absent:
-// the model is not sharded), `sequence_ranks`, `ring`, `adapters` (safetensors of LoRA matrices by their names here, of
-// rank 2 and alpha 4, for the layers `targets`).
+// flops of a step; aux.NAME of each rank, terms that the model adds), `world` (ranks, which are threads), and optional:
+// `fsdp2_config` (text of an FSDP2 file; absent: the model is not sharded), `sequence_ranks`, `ring`, `adapters`
+// (safetensors of LoRA matrices by their names here, of rank 2 and alpha 4, for the layers `targets`).
 // With MEGASHARD_TEST_DEVICE=sim ranks have a simulated device.
 #include <ATen/Functions.h>
 

@@ -82,7 +82,8 @@ TEST_F(MindSpeedDiffusionFiles, NoiseIsThatOfHunyuanVideo) {
   const auto data = features(folder_.path() + "/out/data.jsonl", "");
   const auto model = [](const std::string& snr) {
     return R"("task": "t2v", "text_encoder": [{"model_id": "Hunyuan15MLLmModel"}, {"model_id": "Hunyuan15GlyphModel"}],
-      "diffusion": {"model_id": "hunyuanvideo_15_diffusion", "shift": 7.0, "reverse": true, "solver": "euler", "snr": ")" +
+      "diffusion": {"model_id": "hunyuanvideo_15_diffusion", "shift": 7.0, "reverse": true, "solver": "euler",
+                    "snr": ")" +
            snr + R"(", "train_timestep_shift": 5.0, "sp_size": 1}, "predictor": {"model_id": "hunyuanvideo15dit"})";
   };
   const std::vector<std::string> load{"--load", folder_.path() + "/weights"};
