@@ -315,7 +315,7 @@ TEST_F(MindSpeed, WhatIsNotHereIsRefusedByName) {
        "packing is true, but packed conversations do not see each other here; give neat_packing: true instead"},
       {"images: images", "images: images, videos: videos", "attr.videos is videos, but videos are prepared by"},
       {"drop_last: true", "drop_last: false", "dataloader_param.drop_last is false, but batches are always full"},
-      {"huggingface", "video", "dataset_type is video, but only conversations (huggingface, multimodal, qwen3_asr) are"},
+      {"huggingface", "video", "dataset_type is video, but only conversations (huggingface, multimodal, qwen3_asr)"},
       {"image_max_pixels: 262144", "image_maxpixels: 262144", "did you mean image_max_pixels?"},
       {"dataset: chats.json, ", "", "dataset_param.basic_parameters.dataset is missing"},
   };
