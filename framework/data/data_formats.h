@@ -18,7 +18,7 @@ class TokenSource;
 /// A data set of any format. A split takes a range of it.
 struct DataSource {
   std::string name;
-  size_t count;  ///< of documents, conversations or samples
+  size_t count;  ///< number of documents, conversations or samples
   std::function<std::shared_ptr<const SampleDataset>(const SplitOptions&)> dataset;
 };
 

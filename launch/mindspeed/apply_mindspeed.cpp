@@ -199,7 +199,7 @@ nlohmann::ordered_json config_json(const Arguments& arguments) {
   std::ifstream file(*arguments.hf_model + "/config.json");
   auto config = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object() || !config.contains("thinker_config")) return config;
-  auto part = config["thinker_config"];  // what is trained of a model that speaks
+  auto part = config["thinker_config"];  // describes what is trained; the rest speaks
   part["model_type"] = config.value("model_type", "");
   return part;
 }
@@ -257,7 +257,7 @@ void check_sizes(const MindSpeedRun& run, const nlohmann::ordered_json& config, 
   }
 }
 
-/// What config.json says of pictures holds, and the data section must say the same.
+/// Requires that the data section says of pictures what config.json says.
 void check_settings(const MindSpeedRun& run, const nlohmann::ordered_json& config, Mistakes& mistakes) {
   for (const auto& [key, setting] : run.settings) {
     const auto& [words, place] = setting;

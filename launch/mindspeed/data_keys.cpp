@@ -106,7 +106,7 @@ const MindSpeedKey kData[] = {{"val_dataset_param"}};  // read with val_interval
 const MindSpeedKey kDataset[] = {
     {"dataset_type", nullptr, "huggingface,multimodal,qwen3_asr",
      "only conversations (huggingface, multimodal, qwen3_asr) are read"},
-    // Of the type multimodal, InternVL's.
+    // The type multimodal, which is InternVL's, has these.
     {"template_name", take_tile_template},
     {"use_text_processer"},
     {"patch_size", take_setting<kPatch>},
@@ -117,7 +117,7 @@ const MindSpeedKey kDataset[] = {
     {"min_dynamic_patch", take_setting<kLeast>},
     {"max_dynamic_patch", take_setting<kMost>},
     {"group_by_length"},  // leaves padding out, which is never learnt
-    {"min_num_frame"},    // of videos, which preparation refuses
+    {"min_num_frame"},    // is about videos, which preparation refuses
     {"max_num_frame"},
     {"sampling_method"},
 };

@@ -75,7 +75,7 @@ const MindSpeedKey kModel[] = {
     {"load_video_features"},  // the data section says it
     {"load_text_features"},
     {"task", take_text<&D::task>},
-    {"text_encoder", take_tokenizers},  // of several
+    {"text_encoder", take_tokenizers},  // a list of encoders
     {"encoder_offload_interval"},       // features are written before the run
     {"enable_encoder_dp"},
     {"patch"},
