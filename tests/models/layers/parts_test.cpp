@@ -104,6 +104,8 @@ at::Tensor activation_of(const at::Tensor& x, Activation activation) {
       return x.clamp_min(0);
     case Activation::kSquaredRelu:
       return x.clamp_min(0).square();
+    case Activation::kQuickGelu:
+      return x * (1.702 * x).sigmoid();
   }
   return {};
 }
