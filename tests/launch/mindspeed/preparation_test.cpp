@@ -57,7 +57,8 @@ TEST_F(PreparationTest, IsACommandOfAShell) {
   EXPECT_THAT(asked_.command(), StartsWith("python launch/preprocess/preprocess_data.py --input-format conversations "
                                            "--input " +
                                            asked_.inputs.front() + " --tokenizer-model 'models/a model' "));
-  EXPECT_THAT(asked_.command(), HasSubstr(" --columns assistant=gpt audios= content=value images= messages=conversations "));
+  EXPECT_THAT(asked_.command(),
+              HasSubstr(" --columns assistant=gpt audios= content=value images= messages=conversations "));
   EXPECT_THAT(asked_.command(), testing::EndsWith(" --image-min-pixels 1024 --cutoff-length 64"));
   asked_.cache_folder = (folder_ / "cache").string();
   asked_.mask_history = asked_.fix_mistral_regex = true;
