@@ -225,7 +225,9 @@ std::string unit_plan_text(const UnitPlan& plan) {
 
 namespace {
 
-bool is_inside(const std::string& path, const std::string& outer) { return path.starts_with(outer + "."); }
+bool is_inside(const std::string& path, const std::string& outer) {
+  return outer.empty() || path.starts_with(outer + ".");
+}
 
 }  // namespace
 
@@ -241,8 +243,7 @@ void leave_out_tied(std::vector<NamedModule>& modules, const std::string& key, c
         return other->module != each.module && !is_inside(each.path, other->path) && !is_inside(other->path, each.path);
       });
     };
-    const auto parameters = each.module->parameters();
-    if (!parameters.empty() && std::ranges::all_of(parameters, is_shared)) tied.insert(each.path);
+    if (std::ranges::any_of(each.module->parameters(), is_shared)) tied.insert(each.path);
   }
   if (tied.empty()) return;
   std::erase_if(modules, [&](const NamedModule& each) { return tied.contains(each.path); });

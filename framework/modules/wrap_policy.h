@@ -40,8 +40,8 @@ UnitPlan parse_unit_plan(const std::string& text, const std::string& source);
 /// Formats a plan for load_unit_plan.
 std::string unit_plan_text(const UnitPlan& plan);
 
-/// Takes out modules that have nothing but weights of another one: a head and the embeddings that it is tied to. Both
-/// stay in the unit around them. Reported to `sink` for `key`.
+/// Takes out modules with one end of a weight whose other end is in a module outside them: a head, the embeddings that
+/// it is tied to, a decoder around these. All stay in the unit around both ends. Reported to `sink` for `key`.
 void leave_out_tied(std::vector<NamedModule>& modules, const std::string& key, const DiagnosticSink& sink);
 
 }  // namespace megashard

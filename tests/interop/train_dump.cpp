@@ -194,6 +194,7 @@ class JobData {
       return;
     }
     rows_ = job.at("rows");
+    if (job.value("ring", 1) > 1) length_multiple_ = 2 * job.at("sequence_ranks").get<int64_t>();
     const auto set = std::make_shared<ConversationSet>(job.at("conversations").get<std::string>());
     conversations_ =
         std::make_unique<ConversationDataset>(set, SplitOptions{.split_name = "train",
@@ -215,12 +216,13 @@ class JobData {
     }
     std::vector<int64_t> indices(static_cast<size_t>(count));
     std::iota(indices.begin(), indices.end(), step * rows_ + first);
-    return conversations_->collate(indices, {.vocab_size = int64_t{1} << 20});
+    return conversations_->collate(indices, {.length_multiple = length_multiple_, .vocab_size = int64_t{1} << 20});
   }
 
  private:
   at::Tensor batches_;
   int64_t rows_ = 0;
+  int64_t length_multiple_ = 1;
   std::unique_ptr<ConversationDataset> conversations_;
 };
 
