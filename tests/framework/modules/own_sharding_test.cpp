@@ -154,13 +154,18 @@ TEST(OwnSharding, MistakesAreTheUsersOwn) {
     EXPECT_THAT(usage_error([&] { shard(root_first, world); }),
                 HasSubstr("'weight' is 'blocks.2.weight' of a module around this one, which fully_shard took before: "
                           "call it on inner modules first, and on the whole model last"));
-    TiedApart tied;
-    EXPECT_THAT(usage_error([&] { shard(tied, world); }), HasSubstr("are one tensor in two groups: tied weights"));
     OwnModel plain;
     Fsdp2Config config;
     config.sub_modules_to_wrap = {"embed"};
     EXPECT_THAT(usage_error([&] { shard(plain, world, config); }),
                 HasSubstr("sub_modules_to_wrap names 'embed', which runs no hooks: make it a Hooked<M>."));
+  });
+}
+
+TEST(OwnSharding, EndsOfATiedWeightStayInTheUnitAroundBoth) {
+  run_ranks(2, [](const ProcessGroupPtr& world) {
+    TiedApart tied;
+    EXPECT_THAT(shard(tied, world), HasSubstr("blocks.0, head have one weight, so they stay in the unit around them"));
   });
 }
 
