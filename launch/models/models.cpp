@@ -95,8 +95,7 @@ std::vector<std::string> row_of(const ModelFamily& family) {
           is_text ? "-" : c10::Join(", ", towers),
           answer(is_text && every_part([&](const PartSpec& part) { part.check_tensor_ranks(name); })),
           answer(every_part([&](const PartSpec& part) { part.check_sequence_ranks(name, 2, 1); })),
-          answer((is_text || network.encoder->goes_in_ring()) &&
-                 every_part([&](const PartSpec& part) { part.check_sequence_ring(name); })),
+          answer(is_text && every_part([&](const PartSpec& part) { part.check_sequence_ring(name); })),
           answer(family.has_megatron_layout)};
 }
 

@@ -369,7 +369,7 @@ void DecoderModel::check_sequence_ranks(int64_t ranks) const {
 }
 
 void DecoderModel::check_sequence_ring() const {
-  if (encoded_ && !network_.encoder->goes_in_ring()) MultiModalModule::check_sequence_ring();
+  if (encoded_) MultiModalModule::check_sequence_ring();
   if (!is_training()) return;
   for_each_part(network_, [&](const PartSpec& part) { part.check_sequence_ring(class_name()); });
 }

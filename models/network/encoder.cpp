@@ -83,9 +83,6 @@ class JoinedSpec final : public EncoderSpec {
     for (const auto& each : specs_) std::ranges::move(each->towers(), std::back_inserter(all));
     return all;
   }
-  bool goes_in_ring() const override {
-    return std::ranges::all_of(specs_, [](const auto& each) { return each->goes_in_ring(); });
-  }
   std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override {
     for (const auto& each : specs_) {
       if (auto shapes = each->qkv_split_shapes(name, sizes); !shapes.empty()) return shapes;

@@ -65,8 +65,6 @@ class EncoderSpec {
   /// Class of the module `model`, which holds encoder and decoder, for wrap policies.
   virtual std::string owner_class() const = 0;
   virtual std::vector<EncoderTower> towers() const = 0;
-  /// False: attention of its tokens is not that of a ring's blocks (InjectedEmbeddings::key_ends).
-  virtual bool goes_in_ring() const { return true; }
   /// Forms of its weights in files, besides the model's own. `path`: that of the module `model`, with its dot.
   virtual std::vector<WeightGroup> weight_forms(const std::string& /*path*/) const { return {}; }
   /// MegatronModule::qkv_split_shapes of its weights.

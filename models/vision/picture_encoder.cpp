@@ -160,7 +160,6 @@ class PictureEncoderSpec final : public EncoderSpec {
   std::vector<EncoderTower> towers() const override {
     return {{tower_.name, "image_encoder", tower_.layers, tower_.casts_inputs}};
   }
-  bool goes_in_ring() const override { return !config_.sees_whole; }
   std::vector<int64_t> qkv_split_shapes(const std::string& name, const std::vector<int64_t>& sizes) const override {
     const bool is_joined = !tower_.qkv.empty() && name.ends_with("." + tower_.qkv + ".weight");
     return is_joined ? std::vector<int64_t>(3, sizes[0] / 3) : std::vector<int64_t>();

@@ -109,13 +109,11 @@ def sees(family):
 
 
 def has(family, strategy):
-    """The layers of what sees are whole."""
-    of_experts = "expert_ranks" in strategy
+    """The attention of what sees shares heads alone, and its layers are whole."""
+    of_text_alone, of_experts = {"ring", "tensor_ranks"} & strategy.keys(), "expert_ranks" in strategy
     if family in UNCUT and "tensor_ranks" in strategy or family in NO_RING and "ring" in strategy:
         return False
-    if sees(family) and "tensor_ranks" in strategy:
-        return False
-    return not of_experts or family.endswith("_moe") or family in EXPERTS
+    return not (of_text_alone and sees(family)) and (not of_experts or family.endswith("_moe") or family in EXPERTS)
 
 
 def is_in_sample(family, strategy):
