@@ -9,7 +9,7 @@
 namespace megashard {
 namespace {
 
-constexpr const char* kModel = "Qwen3OmniMoeThinkerModel";
+constexpr const char* kThinkerClass = "Qwen3OmniMoeThinkerModel";
 
 /// The whole model's file has it as a part.
 HfConfig thinker_config(const HfConfig& root) { return root.object("thinker_config").value_or(root); }
@@ -18,8 +18,7 @@ DecoderConfig read_thinker(const HfConfig& root) {
   const auto thinker = thinker_config(root);
   const auto text = text_config(thinker);
   const RotaryConfig rotary{.theta = 1e6, .mrope_section = {24, 20, 20}, .mrope_interleaved = true};
-  auto network =
-      read_text(thinker, {.names = class_names("Qwen3OmniMoeThinkerText"), .kv_heads = 4, .rotary = rotary});
+  auto network = read_text(thinker, {.names = class_names("Qwen3OmniMoeThinkerText"), .kv_heads = 4, .rotary = rotary});
   network.names.model = "Qwen3OmniMoeThinkerForConditionalGeneration";
   network.qk_norm = true;
   network.qkv_bias = network.attention_out_bias = text.get("attention_bias", false);
@@ -36,14 +35,14 @@ EncoderSpecPtr read_encoders(const HfConfig& root, const DecoderConfig& text) {
   tower.numbered_mergers = true;
   tower.deepstack_list = "merger_list";
   tower.deepstack_blocks = read_blocks(config, "deepstack_visual_indexes", {8, 16, 24}, tower.depth);
-  auto vision = connect_vision(thinker, std::move(tower), text, kModel);
+  auto vision = connect_vision(thinker, std::move(tower), text, kThinkerClass);
   vision.tokens_per_second = static_cast<double>(thinker.get<int64_t>("position_id_per_seconds", 25));
   vision.exact_times = true;
   auto audio = read_audio_config(thinker,
                                  {.names = {.tower = "Qwen3OmniMoeAudioEncoder",
                                             .layer = "Qwen3OmniMoeAudioEncoderLayer",
                                             .attention = "Qwen3OmniMoeAudioAttention"},
-                                  .model_name = kModel,
+                                  .model_name = kThinkerClass,
                                   .depth = 32,
                                   .hidden_size = 1280,
                                   .intermediate_size = 5120,
