@@ -99,7 +99,7 @@ const MindSpeedKey kModel[] = {
     {"image_token_index"},
     {"vision_start_token_id"},
     {"patch"},
-    {"recompute"},  // of features, and affect memory only
+    {"recompute"},  // this and the next three: those of `features` count
     {"recompute_plan"},
     {"enable_chunk_loss"},
     {"chunkloss_plan"},

@@ -35,7 +35,7 @@ AudioPlan plan_audio(const AudioConfig& config, const at::Tensor& lengths) {
     all_frames += frames;
   }
   plan.frames = all_frames;
-  std::map<int64_t, int64_t> first_row;  // of the chunks of a length
+  std::map<int64_t, int64_t> first_row;  // by a chunk's length: the first convolved row
   int64_t next = 0;
   for (auto& [length, numbers] : frames_of) {
     std::ranges::replace(numbers, int64_t{-1}, all_frames);

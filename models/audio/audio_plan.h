@@ -20,7 +20,7 @@ struct AudioPlan {
   std::vector<Chunks> chunks{};
   int64_t frames = 0;
   at::Tensor rows{};    ///< [features] int64: the convolved rows of all chunks that belong to clips, in their order
-  Segments windows{};   ///< of features
+  Segments windows{};   ///< ranges of features that attend to each other
   at::Tensor counts{};  ///< [clips] int64: features of each
 };
 

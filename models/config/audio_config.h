@@ -41,8 +41,8 @@ struct AudioConfig {
   static int64_t features_of(int64_t frames);
 };
 
-/// Reads audio_config of the model's config.json; `audio` has the defaults of the family and its names. Throws for
-/// what is not computed.
+/// Reads audio_config of the model's config.json; `audio` has the defaults of the family and its names. Throws
+/// c10::Error for a value that the tower does not compute.
 AudioConfig read_audio_config(const HfConfig& model, AudioConfig audio, int64_t hidden_size);
 
 }  // namespace megashard

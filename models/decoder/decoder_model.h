@@ -132,7 +132,7 @@ class DecoderModel : public ExpertParallelModule, public KeepsKeys {
   /// The loss of each prediction layer (--mtp-loss-scaling-factor).
   std::vector<AuxTerm> prediction_terms(const std::vector<at::Tensor>& predicted, const Batch& input);
   std::string text_path() const;                    // path of the decoder, with its dot
-  std::vector<EncoderTower> towers() const;         // of the encoder
+  std::vector<EncoderTower> towers() const;         // those of the encoder; empty without one
   std::vector<std::string> encoder_layers() const;  // patterns of the towers' layers
 
   Network network_;

@@ -13,7 +13,7 @@
 
 namespace megashard {
 
-// What HunyuanVideo 1.5 makes of the features of its encoders.
+// Projections of HunyuanVideo 1.5's text, glyph and image features to the blocks' width.
 
 /// Inputs that all refiner blocks share.
 struct RefinerPass {
